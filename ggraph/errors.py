@@ -1,0 +1,53 @@
+"""Typed errors: everything that ggraph raises on purpose derives from `Error` and says what to do."""
+
+
+class Error(Exception):
+    """Base class of all errors that ggraph raises on purpose."""
+
+
+class GGUFError(Error):
+    """The file is not a GGUF, is damaged, or holds something that cannot be read."""
+
+
+class VocabError(Error):
+    """The tokenizer in the file is missing, unknown or inconsistent."""
+
+
+class TemplateError(Error):
+    """A chat template does not compile, refuses the conversation, or does something forbidden."""
+
+
+class ModelError(Error):
+    """The architecture is unknown, or its metadata or tensors do not fit it."""
+
+
+class PlacementError(Error):
+    """Weights, cache and compute buffers do not fit where they should go."""
+
+
+class BatchError(Error):
+    """A batch is malformed: token out of range, position not next in its sequence, too large."""
+
+
+class ContextFull(Error):
+    """No cells are left for this batch. `n_done` tokens of it were processed and stay."""
+
+    def __init__(self, message: str, n_done: int = 0):
+        super().__init__(message)
+        self.n_done = n_done
+
+
+class Aborted(Error):
+    """`Context.abort()`, Ctrl-C or a hook stopped the step. `n_done` tokens were processed and stay."""
+
+    def __init__(self, message: str, n_done: int = 0):
+        super().__init__(message)
+        self.n_done = n_done
+
+
+class SamplerError(Error):
+    """A sampler chain has an unknown word or a value out of range."""
+
+
+class BackendError(Error):
+    """A backend cannot be opened, or a kernel reported a failure."""
