@@ -1,0 +1,58 @@
+"""The backend contract: what the scheduler asks of a device, and how one is found.
+
+A backend owns buffers and turns a split (a run of nodes of one graph) into something that runs. It sees tensors and
+ops, never models, memory or contexts. The core never imports a backend by name: `open_backend` finds the folder.
+"""
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from .errors import BackendError
+from .tensor import Tensor
+
+
+class Buffer(Protocol):
+    """`nbytes` bytes of a device."""
+    nbytes: int
+
+
+class Compiled(Protocol):
+    """One split, ready to run with the sizes that it was last given."""
+
+    def resize(self, values: Mapping[str, int]) -> None:
+        """Take over the sizes of the next batch: variable name -> value."""
+
+    def run(self) -> None: ...
+
+
+class Backend(Protocol):
+    name: str
+    host: bool                              # buffers are host memory that NumPy can see
+
+    def alloc(self, nbytes: int) -> Any: ...
+    def free(self, buffer: Any) -> None: ...
+    def upload(self, buffer: Any, offset: int, data: np.ndarray) -> None: ...
+    def download(self, buffer: Any, offset: int, nbytes: int) -> np.ndarray:
+        """uint8 [nbytes]; on a host backend a view of the bytes themselves."""
+    def supports(self, node: Tensor) -> bool: ...
+    def pack(self, weights: Sequence[Tensor], progress: Callable[[int, int], None] | None = None) -> None:
+        """Prepare weights that a mat-mul on this backend reads (repack, upload); called once per model."""
+    def compile(self, nodes: Sequence[Tensor]) -> Compiled: ...
+    def sync(self) -> None: ...
+    def abort(self) -> None:
+        """Stop the running split soon; `run` then raises `Aborted`. May be called from any thread."""
+    def close(self) -> None: ...
+
+
+def open_backend(name: str, **options: Any) -> Backend:
+    """The backend in folder `backends/<name>`; BackendError names what is missing."""
+    try:
+        module = importlib.import_module(f"{__package__}.backends.{name}")
+    except ModuleNotFoundError as e:
+        raise BackendError(f"backend {name!r} cannot be opened: {e}") from e
+    backend: Backend = module.open(**options)
+    return backend

@@ -1,0 +1,141 @@
+"""Sizes of a batch as integers that remember how they were computed, so that a built plan can be resized.
+
+In: named variables (`n_tokens`, `n_kv`, ...) with the value they have while a graph is built. Out: `Size`, an `int`
+in every respect, that carries the polynomial in those variables. A graph is built once at the largest sizes; every
+size, stride and offset in it is then re-evaluated for the batch at hand in one vectorised pass (`Sizes`).
+An operation that would lose the polynomial raises instead of quietly baking a number into the plan.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+Monomial = tuple[str, ...]          # sorted variable names; () is the constant term
+Terms = dict[Monomial, int]
+
+
+class Size(int):
+    """An integer with its polynomial. Plain integers are constants."""
+    terms: Terms
+
+    def __new__(cls, value: int, terms: Terms) -> Size:
+        self = super().__new__(cls, value)
+        self.terms = terms
+        return self
+
+    @classmethod
+    def variable(cls, name: str, value: int) -> Size:
+        return cls(value, {(name,): 1})
+
+    def __add__(self, other: int) -> Any:
+        return _make(int(self) + int(other), _sum(self.terms, terms_of(other)))
+
+    def __sub__(self, other: int) -> Any:
+        return self + (-1) * other
+
+    def __rsub__(self, other: int) -> Any:
+        return other + (-1) * self
+
+    def __mul__(self, other: int) -> Any:
+        if not isinstance(other, int):
+            return NotImplemented
+        return _make(int(self) * int(other), _product(self.terms, terms_of(other)))
+
+    def __floordiv__(self, other: int) -> Any:
+        return _make(int(self) // int(other), _quotient(self.terms, terms_of(other)))
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __rfloordiv__(self, other: int) -> Any:
+        return _make(int(other) // int(self), _quotient(terms_of(other), self.terms))
+
+    def __neg__(self) -> Any:
+        return (-1) * self
+
+    def __mod__(self, other: int) -> Any:
+        """Zero where every coefficient is a multiple; anything else depends on the sizes and is refused."""
+        if isinstance(other, Size) or any(c % other for c in self.terms.values()):
+            raise TypeError(f"{self!r} modulo {other!r} depends on the size of the batch")
+        return 0
+
+    def __repr__(self) -> str:
+        parts = ["*".join([str(c)] * (c != 1 or not m) + list(m)) for m, c in self.terms.items()]
+        return f"{int(self)}={'+'.join(parts) or '0'}"
+
+    __str__ = int.__repr__
+
+
+def terms_of(x: int) -> Terms:
+    """The polynomial of any integer."""
+    return x.terms if isinstance(x, Size) else {(): int(x)} if x else {}
+
+
+def _make(value: int, terms: Terms) -> int:
+    if all(m == () for m in terms):
+        return value
+    return Size(value, terms)
+
+
+def _sum(a: Terms, b: Terms) -> Terms:
+    out = dict(a)
+    for m, c in b.items():
+        out[m] = out.get(m, 0) + c
+        if not out[m]:
+            del out[m]
+    return out
+
+
+def _product(a: Terms, b: Terms) -> Terms:
+    out: Terms = {}
+    for m, c in a.items():
+        for n, d in b.items():
+            out = _sum(out, {tuple(sorted(m + n)): c * d})
+    return out
+
+
+def _quotient(a: Terms, b: Terms) -> Terms:
+    """Exact division by a single term."""
+    if len(b) != 1:
+        raise TypeError(f"a size cannot be divided by the sum {b}")
+    (n, d), = b.items()
+    out: Terms = {}
+    for m, c in a.items():
+        rest = list(m)
+        for name in n:
+            if name not in rest:
+                raise TypeError(f"{m} is not divisible by {n}")
+            rest.remove(name)
+        if c % d:
+            raise TypeError(f"{c} is not divisible by {d}")
+        out[tuple(rest)] = c // d
+    return out
+
+
+class Sizes:
+    """Evaluates many integers of one plan at once: `Sizes(numbers)(values)` gives them as int64.
+
+    `numbers` may be plain integers or `Size`s; `values` maps every variable that occurs to its present value.
+    """
+
+    def __init__(self, numbers: Sequence[int]):
+        self.base = np.zeros(len(numbers), np.int64)
+        columns: dict[Monomial, list[tuple[int, int]]] = {}
+        for i, x in enumerate(numbers):
+            for m, c in terms_of(x).items():
+                if m:
+                    columns.setdefault(m, []).append((i, c))
+                else:
+                    self.base[i] = c
+        self.columns = [(m, np.array([i for i, _ in rows]), np.array([c for _, c in rows], np.int64))
+                        for m, rows in columns.items()]
+
+    def __call__(self, values: Mapping[str, int]) -> np.ndarray:
+        out = self.base.copy()
+        for monomial, rows, coefficients in self.columns:
+            product = 1
+            for name in monomial:
+                product *= values[name]
+            out[rows] += coefficients * product
+        return out
