@@ -15,9 +15,20 @@ from .errors import BackendError
 from .tensor import Tensor
 
 
-class Buffer(Protocol):
-    """`nbytes` bytes of a device."""
-    nbytes: int
+class HostBuffer:
+    """Bytes in host memory: a uint8 array (owned, or a mapped file) and its address."""
+    __slots__ = ("address", "data", "nbytes")
+
+    def __init__(self, data: np.ndarray):
+        self.data, self.nbytes = data, data.nbytes
+        self.address: int = data.ctypes.data
+
+    @classmethod
+    def empty(cls, nbytes: int, align: int = 64) -> HostBuffer:
+        """Uninitialised and aligned; pages become resident when they are first touched."""
+        raw = np.empty(nbytes + align, np.uint8)
+        start = -raw.ctypes.data % align
+        return cls(raw[start:start + nbytes])
 
 
 class Compiled(Protocol):

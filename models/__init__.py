@@ -1,0 +1,4 @@
+"""Architectures: one module each, found by `general.architecture` with `-` written `_`."""
+
+# GGUF name -> module, where two architectures differ in nothing but their keys and values or a name is no module name.
+ALIASES: dict[str, str] = {}

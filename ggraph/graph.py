@@ -1,0 +1,46 @@
+"""The compute graph of one ubatch: nodes in execution order, its inputs and its named outputs.
+
+In: tensors from the op table. Out: `Graph`, which the scheduler places and compiles. A graph is a pure function of its
+key: whatever differs between two ubatches with equal keys is a graph input or a `Size`.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from .ops import VIEWS
+from .tensor import Tensor
+
+
+class Graph:
+    """`nodes` are in the order in which they run; leaves (weights, caches, inputs) are not among them."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Tensor] = []
+        self.inputs: list[Any] = []                    # inputs.Input, in the order of their creation
+        self.outputs: dict[str, Tensor] = {}
+        self._seen: set[int] = set()
+
+    def expand(self, tensor: Tensor) -> Tensor:
+        """Append everything that `tensor` needs and does not stand yet, then itself."""
+        stack = [(tensor, False)]
+        while stack:
+            node, ready = stack.pop()
+            if ready:
+                self.nodes.append(node)
+            elif id(node) not in self._seen:
+                self._seen.add(id(node))
+                if node.op != "none":
+                    stack.append((node, True))
+                stack += [(s, False) for s in reversed(node.src) if s is not None]
+        return tensor
+
+    def output(self, name: str, tensor: Tensor) -> None:
+        self.outputs[name] = self.expand(tensor)
+
+    def computed(self) -> Iterator[Tensor]:
+        """Nodes that a backend has to run."""
+        return (n for n in self.nodes if n.op not in VIEWS)
+
+    def __str__(self) -> str:
+        return "\n".join(map(repr, self.nodes))

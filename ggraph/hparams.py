@@ -1,0 +1,223 @@
+"""Model hyperparameters: the `{arch}.*` keys of a GGUF as one frozen record.
+
+In: a key/value mapping. Out: `HParams`, which architecture files read and adjust. Field names are llama.cpp's. Values
+that a file may give per layer are tuples with one entry per layer. It knows nothing about tensors or graphs.
+"""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .errors import ModelError
+
+REQUIRED: Any = object()
+
+
+class Keys:
+    """The keys of one architecture: `keys("context_length")` reads `{arch}.context_length`."""
+
+    def __init__(self, kv: Mapping[str, Any], arch: str):
+        self.kv, self.arch = kv, arch
+
+    def __call__(self, name: str, default: Any = REQUIRED) -> Any:
+        """The value, `default` if the key is absent; ModelError naming the key if it is required."""
+        key = f"{self.arch}.{name}"
+        value = self.kv.get(key, default)
+        if value is REQUIRED:
+            raise ModelError(f"the file lacks the key {key!r}, which architecture {self.arch!r} needs")
+        return value
+
+    def number(self, name: str, default: Any = REQUIRED) -> Any:
+        """A scalar; ModelError if the file holds something else."""
+        value = self(name, default)
+        if value is not default and (isinstance(value, str) or not np.isscalar(value)):
+            raise ModelError(f"key {self.arch}.{name} should be a number, not {type(value).__name__}")
+        return value
+
+    def per_layer(self, name: str, n_layer: int, default: Any = REQUIRED, convert: Callable[[Any], Any] = int) -> tuple[Any, ...]:
+        """A value per layer, from an array or one number for all."""
+        value = self(name, default)
+        if isinstance(value, (np.ndarray, list, tuple)):
+            if len(value) < n_layer:
+                raise ModelError(f"key {self.arch}.{name} has {len(value)} values for {n_layer} layers")
+            return tuple(convert(x) for x in value[:n_layer])
+        return (convert(value),) * n_layer
+
+
+@dataclass(frozen=True)
+class HParams:
+    arch: str
+    keys: Keys = field(repr=False, compare=False)
+    n_vocab: int
+    n_ctx_train: int
+    n_embd: int
+    n_layer: int                                # layers that the graph runs (without next-token-prediction blocks)
+    n_layer_nextn: int
+    n_head: tuple[int, ...]
+    n_head_kv: tuple[int, ...]
+    n_ff: tuple[int, ...]
+    n_embd_head_k: int
+    n_embd_head_v: int
+    causal: bool = True
+    pooling_type: int = -1                      # llama.cpp's enum; -1: the file does not say
+
+    # normalization
+    f_norm_eps: float = 0.0
+    f_norm_rms_eps: float = 0.0
+
+    # rope
+    rope_mode: int | None = None                # ops.NORMAL, ops.NEOX, ...; None: no rotary positions
+    n_rot: int = 0
+    rope_freq_base: float = 10000.0
+    rope_freq_scale: float = 1.0
+    rope_freq_base_swa: float = 10000.0
+    rope_freq_scale_swa: float = 1.0
+    rope_scaling: str = "linear"                # none, linear, yarn, longrope
+    rope_attn_factor: float = 1.0
+    rope_sections: tuple[int, ...] = (0, 0, 0, 0)
+    n_ctx_orig_yarn: int = 0
+    yarn_ext_factor: float = -1.0
+    yarn_attn_factor: float = 1.0
+    yarn_beta_fast: float = 32.0
+    yarn_beta_slow: float = 1.0
+    rope_yarn_log_mul: float = 0.0
+
+    # attention
+    n_swa: int = 0
+    swa_type: str = "none"                      # none, standard, chunked, symmetric
+    swa_layers: tuple[bool, ...] = ()           # which layers look through the window
+    f_attention_scale: float = 0.0              # 0: 1/sqrt(head size)
+    f_max_alibi_bias: float = 0.0
+    f_attn_logit_softcapping: float = 0.0
+    f_final_logit_softcapping: float = 0.0
+    f_clamp_kqv: float = 0.0
+    f_attn_temp_scale: float = 0.0
+    f_attn_temp_offset: float = 0.0
+    n_attn_temp_floor_scale: int = 0
+
+    # scales
+    f_embedding_scale: float = 0.0
+    f_residual_scale: float = 0.0
+    f_logit_scale: float = 0.0
+
+    # experts
+    n_expert: int = 0
+    n_expert_used: tuple[int, ...] = ()
+    n_ff_exp: tuple[int, ...] = ()
+    n_ff_shexp: int = 0
+    n_expert_shared: int = 0
+    n_expert_groups: int = 0
+    n_group_used: int = 0
+    n_layer_dense_lead: int = 0
+    expert_weights_scale: float = 0.0
+    expert_weights_norm: bool = False
+    expert_gating_func: int = 0                 # 0: not given, 1: softmax, 2: sigmoid, 3: softmax of the chosen, 4: sqrt softplus
+
+    # recurrent layers
+    recurrent_layers: tuple[bool, ...] = ()     # which layers keep a state row instead of K and V
+    ssm_d_conv: int = 0
+    ssm_d_inner: int = 0
+    ssm_d_state: int = 0
+    ssm_dt_rank: int = 0
+    ssm_n_group: int = 0
+
+    # --- derived ---
+
+    def n_embd_k_gqa(self, il: int) -> int:
+        """Elements of one K row of layer `il` in the cache."""
+        return self.n_embd_head_k * self.n_head_kv[il]
+
+    def n_embd_v_gqa(self, il: int) -> int:
+        return self.n_embd_head_v * self.n_head_kv[il]
+
+    def is_swa(self, il: int) -> bool:
+        return bool(self.swa_layers) and self.swa_layers[il]
+
+    def is_recurrent(self, il: int) -> bool:
+        return bool(self.recurrent_layers) and self.recurrent_layers[il]
+
+    @property
+    def kq_scale(self) -> float:
+        return self.f_attention_scale or self.n_embd_head_k ** -0.5
+
+    def replace(self, **changes: Any) -> HParams:
+        return dataclasses.replace(self, **changes)
+
+    def window(self, n_swa: int, layers: Sequence[bool], swa_type: str = "standard") -> HParams:
+        """The same with a sliding window over the given layers; no window at all if n_swa is 0."""
+        if not n_swa:
+            return self
+        return self.replace(n_swa=int(n_swa), swa_type=swa_type, swa_layers=tuple(map(bool, layers)))
+
+    def swa_pattern(self, period: int, dense_first: bool = False) -> tuple[bool, ...]:
+        """Which layers have the window: the file's own pattern, else every layer but one in `period`."""
+        given = self.keys("attention.sliding_window_pattern", period)
+        if not np.isscalar(given):
+            return self.keys.per_layer("attention.sliding_window_pattern", self.n_layer, convert=bool)
+        n = int(given)
+        return tuple(n == 0 or (il % n != 0 if dense_first else il % n < n - 1) for il in range(self.n_layer))
+
+    @classmethod
+    def read(cls, kv: Mapping[str, Any], **changes: Any) -> HParams:
+        """The keys that all architectures share, then `changes`."""
+        arch = kv["general.architecture"]
+        k = Keys(kv, arch)
+        n_all, nextn = int(k.number("block_count")), int(k.number("nextn_predict_layers", 0))
+        if not 0 < n_all <= 1024 or not 0 <= nextn < n_all:
+            raise ModelError(f"{arch}.block_count is {n_all}, nextn_predict_layers {nextn}")
+        n_layer = n_all - nextn
+        n_head = k.per_layer("attention.head_count", n_all, 0)
+        fields: dict[str, Any] = dict(
+            arch=arch, keys=k, n_vocab=_n_vocab(kv, k), n_ctx_train=int(k.number("context_length")),
+            n_embd=int(k.number("embedding_length")), n_layer=n_layer, n_layer_nextn=nextn, n_head=n_head,
+            n_head_kv=k.per_layer("attention.head_count_kv", n_all, n_head), n_ff=k.per_layer("feed_forward_length", n_all, 0),
+            causal=bool(k.number("attention.causal", True)), pooling_type=int(k.number("pooling_type", -1)),
+            f_norm_eps=float(k.number("attention.layer_norm_epsilon", 0.0)),
+            f_norm_rms_eps=float(k.number("attention.layer_norm_rms_epsilon", 0.0)))
+        fields |= _heads(k, fields["n_embd"], max(n_head)) | _rope(k, fields["n_ctx_train"]) | _experts(k, n_all)
+        fields["n_rot"] = int(k.number("rope.dimension_count", fields["n_embd_head_k"]))
+        fields |= _attention(k) | changes
+        return cls(**fields)
+
+
+def _n_vocab(kv: Mapping[str, Any], k: Keys) -> int:
+    tokens = kv.get("tokenizer.ggml.tokens")
+    return len(tokens) if tokens is not None else int(k.number("vocab_size", 0))
+
+
+def _heads(k: Keys, n_embd: int, n_head: int) -> dict[str, Any]:
+    head = n_embd // n_head if n_head else 0
+    return {"n_embd_head_k": int(k.number("attention.key_length", head)),
+            "n_embd_head_v": int(k.number("attention.value_length", head))}
+
+
+def _rope(k: Keys, n_ctx_train: int) -> dict[str, Any]:
+    factor = float(k.number("rope.scaling.factor", 0.0) or k.number("rope.scale_linear", 0.0))
+    base, scale = float(k.number("rope.freq_base", 10000.0)), 1.0 / factor if factor else 1.0
+    return dict(rope_freq_base=base, rope_freq_scale=scale, rope_freq_base_swa=base, rope_freq_scale_swa=scale,
+                rope_scaling=k("rope.scaling.type", "linear"), rope_attn_factor=float(k.number("rope.scaling.attn_factor", 1.0)),
+                n_ctx_orig_yarn=int(k.number("rope.scaling.original_context_length", n_ctx_train)),
+                rope_sections=tuple(int(x) for x in k("rope.dimension_sections", (0, 0, 0, 0))))
+
+
+def _experts(k: Keys, n_layer: int) -> dict[str, Any]:
+    return dict(n_expert=int(k.number("expert_count", 0)), n_expert_used=k.per_layer("expert_used_count", n_layer, 0),
+                n_ff_exp=k.per_layer("expert_feed_forward_length", n_layer, 0),
+                n_ff_shexp=int(k.number("expert_shared_feed_forward_length", 0)),
+                n_expert_shared=int(k.number("expert_shared_count", 0)), n_expert_groups=int(k.number("expert_group_count", 0)),
+                n_group_used=int(k.number("expert_group_used_count", 0)), n_layer_dense_lead=int(k.number("leading_dense_block_count", 0)),
+                expert_weights_scale=float(k.number("expert_weights_scale", 0.0)),
+                expert_weights_norm=bool(k.number("expert_weights_norm", False)),
+                expert_gating_func=int(k.number("expert_gating_func", 0)))
+
+
+def _attention(k: Keys) -> dict[str, Any]:
+    return dict(f_attention_scale=float(k.number("attention.scale", 0.0)),
+                f_max_alibi_bias=float(k.number("attention.max_alibi_bias", 0.0)),
+                f_clamp_kqv=float(k.number("attention.clamp_kqv", 0.0)),
+                f_residual_scale=float(k.number("residual_scale", 0.0)), f_embedding_scale=float(k.number("embedding_scale", 0.0)),
+                f_logit_scale=float(k.number("logit_scale", 0.0)))

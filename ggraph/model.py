@@ -1,0 +1,140 @@
+"""A loaded model: the mapped file, its hyperparameters, checked weights and vocabulary. Immutable; shared by Contexts.
+
+In: a path or a known name. Out: `Model`. Opening maps and checks the file and computes nothing; weights are placed and
+repacked when the first Context opens (`place`). An architecture is found by module name, then by entry point.
+"""
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import threading
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from . import backend, env, gguf
+from .errors import ModelError
+from .hparams import HParams
+from .weights import Weights
+
+if TYPE_CHECKING:
+    from .chat import ChatTemplate
+    from .vocab import Vocab
+
+Progress = Callable[[str, int, int], None]          # (what, done, total)
+
+
+class Architecture(Protocol):
+    """What an architecture's module provides."""
+
+    def hparams(self, kv: Mapping[str, Any]) -> HParams: ...
+    def weights(self, t: Weights) -> None: ...
+    def graph(self, b: Any) -> None: ...
+
+
+class Model:
+    """A GGUF file, ready for `Context(model)`.
+
+    `path` is a file (any shard of a split set) or a name that `ggraph.hub` knows. `kv_overrides` replaces metadata,
+    `n_gpu_layers`, `override_tensor` and `repack` ("auto", "on", "off") say how weights are placed. Errors: `GGUFError`
+    for a damaged file, `ModelError` for an unknown architecture or tensors that do not fit it.
+    """
+
+    def __init__(self, path: str | Path, *, n_gpu_layers: int | str = "auto", override_tensor: Mapping[str, str] | None = None,
+                 kv_overrides: Mapping[str, Any] | None = None, repack: str = "auto"):
+        self.path = resolve(path)
+        self.file = gguf.File(self.path)
+        try:
+            self.kv: Mapping[str, Any] = {**self.file.kv.scalars(), **(kv_overrides or {})} if kv_overrides else self.file.kv
+            self.arch = find_architecture(self.file.arch)
+            self.hparams: HParams = self.arch.hparams(self.kv)
+            self.weights = Weights(self.file, self.hparams)
+            self.arch.weights(self.weights)
+            self.weights.check_leftovers()
+        except BaseException:
+            self.file.close()
+            raise
+        self.options = {"n_gpu_layers": n_gpu_layers, "override_tensor": override_tensor, "repack": repack}
+        self.backends: list[backend.Backend] = []
+        self._lock = threading.Lock()
+        self._vocab: Vocab | None = None
+        self._template: ChatTemplate | None = None
+
+    @property
+    def n_vocab(self) -> int:
+        return self.hparams.n_vocab
+
+    @property
+    def n_params(self) -> int:
+        return sum(t.n_elements for t in self.file.tensors.values())
+
+    @property
+    def vocab(self) -> Vocab:
+        if self._vocab is None:
+            from .vocab import Vocab
+            self._vocab = Vocab(self.file)
+        return self._vocab
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """The file's own chat template; None if it has none."""
+        source = self.kv.get("tokenizer.chat_template")
+        if self._template is None and source:
+            from .chat import ChatTemplate
+            text = lambda i: self.vocab.text(i) if i is not None else ""  # noqa: E731
+            self._template = ChatTemplate(source, bos_token=text(self.vocab.bos), eos_token=text(self.vocab.eos))
+        return self._template
+
+    def place(self, progress: Progress | None = None) -> list[backend.Backend]:
+        """Open the backends and give them the weights, once; a later call returns the same ones."""
+        with self._lock:
+            if not self.backends:
+                opened = backend.open_backend(env.get("GGRAPH_BACKEND") or "cpu", repack=self.options["repack"])
+                report = (lambda done, total: progress("weights", done, total)) if progress else None
+                opened.pack(list(self.weights.leaves.values()), report)
+                self.backends = [opened]
+            return self.backends
+
+    def close(self) -> None:
+        """Free what the backends hold and unmap the file. Contexts of this model must not be used afterwards."""
+        for b in self.backends:
+            b.close()
+        self.backends = []
+        self.weights.leaves.clear()
+        self.file.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def resolve(path: str | Path) -> Path:
+    """The file behind a path or a known name."""
+    if Path(path).exists():
+        return Path(path)
+    from . import hub
+    return hub.resolve(str(path))
+
+
+def known_architectures() -> list[str]:
+    """Names of all architectures that can be run: those of this package, their aliases, and plugins."""
+    package = importlib.import_module(f"{__package__}.models")
+    own = [m.name for m in pkgutil.iter_modules(package.__path__)]
+    return sorted({*own, *package.ALIASES, *(e.name for e in entry_points(group="ggraph.models"))})
+
+
+def find_architecture(name: str) -> Architecture:
+    """The module of `general.architecture`; ModelError lists the known ones."""
+    aliases: Mapping[str, str] = importlib.import_module(f"{__package__}.models").ALIASES
+    module = aliases.get(name, name).replace("-", "_")
+    if module.isidentifier() and module in {m.replace("-", "_") for m in known_architectures()}:
+        for plugin in entry_points(group="ggraph.models", name=name):
+            found: Architecture = plugin.load()
+            return found
+        own: Any = importlib.import_module(f"{__package__}.models.{module}")
+        return own
+    raise ModelError(f"architecture {name!r} is not known; known ones: {', '.join(known_architectures())}")

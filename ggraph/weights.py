@@ -1,0 +1,155 @@
+"""The tensor table of a model: which tensors an architecture declares, checked against what the file holds.
+
+In: a GGUF file and its hyperparameters; the architecture's `weights(t)` declares names and shapes. Out: leaf tensors over
+the mapped bytes, grouped as weight, bias and scale under the name they have in the file. It knows nothing about graphs.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from .backend import HostBuffer
+from .errors import ModelError
+from .gguf import File
+from .hparams import HParams
+from .tensor import Tensor, leaf
+
+Need = bool | None                  # True: required, None: taken if the file has it, False: not declared
+
+
+class Param:
+    """One entry of the table: `blk.0.attn_q.weight`, and `.bias` and `.scale` where the file has them."""
+    __slots__ = ("bias", "name", "scale", "weight")
+
+    def __init__(self, name: str, weight: Tensor, bias: Tensor | None = None, scale: Tensor | None = None):
+        self.name, self.weight, self.bias, self.scale = name, weight, bias, scale
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (t for t in (self.weight, self.bias, self.scale) if t is not None)
+
+
+class Group:
+    """Entries by name; an optional entry that the file lacks is None, an undeclared one an AttributeError."""
+
+    def __init__(self, table: Weights, prefix: str = ""):
+        self._table, self._prefix = table, prefix
+
+    def __call__(self, name: str, *ne: int, bias: Need = False, optional: bool = False, suffix: str = ".weight") -> Param | None:
+        """Declare an entry of shape `ne` (contiguous axis first)."""
+        param = self._table.take(self._prefix + name, ne, bias, optional, suffix)
+        setattr(self, name.replace(".", "_"), param)
+        return param
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"the architecture declares no weight {self._prefix + name!r}")
+
+    # --- the groups that most architectures share
+
+    def norm(self, *names: str, bias: Need = False, n: int = 0, optional: bool = False) -> None:
+        for name in names:
+            self(name, n or self._table.hp.n_embd, bias=bias, optional=optional)
+
+    def qkv(self, il: int, bias: Need = None, head_k: int = 0, head_v: int = 0) -> None:
+        """attn_q, attn_k, attn_v, or the three in one attn_qkv, whichever the file has."""
+        hp = self._table.hp
+        head_k, head_v = head_k or hp.n_embd_head_k, head_v or hp.n_embd_head_v
+        q, k, v = head_k * hp.n_head[il], head_k * hp.n_head_kv[il], head_v * hp.n_head_kv[il]
+        if self("attn_qkv", hp.n_embd, q + k + v, bias=bias, optional=True) is None:
+            for name, n in (("attn_q", q), ("attn_k", k), ("attn_v", v)):
+                self(name, hp.n_embd, n, bias=bias)
+
+    def attn_out(self, il: int, bias: Need = None, head_v: int = 0) -> None:
+        hp = self._table.hp
+        self("attn_output", (head_v or hp.n_embd_head_v) * hp.n_head[il], hp.n_embd, bias=bias)
+
+    def ffn(self, il: int, bias: Need = None, gate: bool = True, n_ff: int = 0, suffix: str = "") -> None:
+        """ffn_up, ffn_down and ffn_gate; with `suffix`, say "_shexp", those of the shared expert."""
+        hp = self._table.hp
+        n = n_ff or hp.n_ff[il]
+        for name in ("ffn_gate", "ffn_up") if gate else ("ffn_up",):
+            self(name + suffix, hp.n_embd, n, bias=bias)
+        self("ffn_down" + suffix, n, hp.n_embd, bias=bias)
+
+    def experts(self, il: int, n_ff: int = 0, bias: Need = False, gate: Need = True, probs_bias: Need = False) -> None:
+        """The router ffn_gate_inp and the experts' ffn_{gate,up,down}_exps, gate and up possibly merged in ffn_gate_up_exps."""
+        hp = self._table.hp
+        n, e = n_ff or hp.n_ff_exp[il] or hp.n_ff[il], hp.n_expert
+        self("ffn_gate_inp", hp.n_embd, e, bias=bias)
+        self("exp_probs_b", e, suffix=".bias", optional=probs_bias is not True)
+        merged = self("ffn_gate_up_exps", hp.n_embd, 2 * n, e, bias=bias, optional=True)
+        self("ffn_gate_exps", hp.n_embd, n, e, bias=bias, optional=merged is not None or gate is not True)
+        self("ffn_up_exps", hp.n_embd, n, e, bias=bias, optional=merged is not None)
+        self("ffn_down_exps", n, hp.n_embd, e, bias=bias)
+
+
+class Weights(Group):
+    """The whole table: top-level entries are attributes, the entries of layer `il` are in `blk[il]`."""
+
+    def __init__(self, file: File, hp: HParams):
+        super().__init__(self)
+        self.file, self.hp = file, hp
+        self.leaves: dict[str, Tensor] = {}                # every declared tensor of the file by its full name
+        self.blk = [Group(self, f"blk.{il}.") for il in range(hp.n_layer)]
+
+    def layers(self) -> Iterator[tuple[int, Group]]:
+        return iter(enumerate(self.blk))
+
+    def embeddings(self, norm_bias: Need = False, output: Need = None, output_bias: Need = None, norm: bool = True) -> None:
+        """token_embd, output_norm and output; an output that the file lacks is the token embedding (tied)."""
+        hp = self.hp
+        self("token_embd", hp.n_embd, hp.n_vocab)
+        if norm:
+            self.norm("output_norm", bias=norm_bias)
+        self("output", hp.n_embd, hp.n_vocab, bias=output_bias, optional=output is not True)
+        if self.output is None:
+            self.output = Param("output", self.token_embd.weight, self.optional("output.bias", (hp.n_vocab,)))
+
+    def rope_factors(self) -> None:
+        """llama3's rope_freqs or LongRoPE's two tables, in the file once or in each layer."""
+        for name in ("rope_freqs", "rope_factors_long", "rope_factors_short"):
+            for where in (self, *self.blk):
+                where(name, self.hp.n_rot // 2, optional=True)
+
+    def take(self, name: str, ne: Sequence[int], bias: Need, optional: bool, suffix: str) -> Param | None:
+        weight = self.optional(name + suffix, ne) if optional else self.required(name + suffix, ne)
+        if weight is None:
+            return None
+        rows = tuple(ne[1:])
+        get_bias = {True: self.required, None: self.optional}.get(bias)
+        scale = self._tensor(name + ".scale") if name + ".scale" in self.file.tensors else None
+        return Param(name, weight, get_bias(name + ".bias", rows) if get_bias else None, scale)
+
+    def optional(self, name: str, ne: Sequence[int]) -> Tensor | None:
+        return self.required(name, ne) if name in self.file.tensors else None
+
+    def required(self, name: str, ne: Sequence[int]) -> Tensor:
+        if name not in self.file.tensors:
+            raise ModelError(f"tensor {name!r} is not in {self.file.path.name}; architecture {self.hp.arch!r} needs it")
+        tensor = self._tensor(name)
+        if _trim(tensor.ne) != _trim(ne):
+            raise ModelError(f"tensor {name!r} has shape {list(_trim(tensor.ne))}, architecture {self.hp.arch!r} "
+                             f"with this metadata expects {list(_trim(ne))}")
+        return tensor
+
+    def _tensor(self, name: str) -> Tensor:
+        if name not in self.leaves:
+            info = self.file.tensors[name]
+            self.leaves[name] = tensor = leaf(info.type, info.ne, name)
+            tensor.buffer = HostBuffer(info.data)
+        return self.leaves[name]
+
+    def check_leftovers(self) -> None:
+        """ModelError if the file holds tensors that nothing declared (next-token-prediction blocks aside)."""
+        nextn = tuple(f"blk.{il}." for il in range(self.hp.n_layer, self.hp.n_layer + self.hp.n_layer_nextn))
+        rest = [n for n in self.file.tensors if n not in self.leaves and not n.startswith(nextn or ("\0",))]
+        if rest:
+            raise ModelError(f"{self.file.path.name} holds {len(rest)} tensors that architecture {self.hp.arch!r} does not know: "
+                             + ", ".join(rest[:5]) + (", ..." if len(rest) > 5 else ""))
+
+
+def _trim(ne: Sequence[int]) -> tuple[int, ...]:
+    """Without trailing axes of length 1."""
+    n = list(ne)
+    while len(n) > 1 and n[-1] == 1:
+        n.pop()
+    return tuple(n)
