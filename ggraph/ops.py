@@ -102,12 +102,15 @@ def get_rows(x: Tensor, rows: Tensor) -> Tensor:
 @op
 def set_rows(dst: Tensor, x: Tensor, rows: Tensor) -> Tensor:
     """dst[:, rows[i]] = x[:, i] with conversion to dst's type; the result is dst."""
-    check(dst.ne[0] == x.ne[0] and x.ne[1] == rows.ne[0], "set_rows: shapes differ", dst, x, rows)
+    check(dst.ne[0] == x.ne[0] and dst.ne[2:] == x.ne[2:] and x.ne[1] == rows.ne[0], "set_rows: shapes differ", dst, x)
+    check(x.ne[2] % rows.ne[1] == 0 and x.ne[3] % rows.ne[2] == 0, "set_rows: row numbers do not repeat", x, rows)
     return Tensor("set_rows", dst.type, dst.ne, (dst, x, rows), nb=dst.nb, view_src=dst.root, view_offs=dst.view_offs)
 
 
 @op
 def concat(a: Tensor, b: Tensor, axis: int) -> Tensor:
+    """a and b joined along axis `axis`; the other axes and the type are the same."""
+    check(a.type is b.type, "concat: types differ", a, b)
     check(all(x == y for i, (x, y) in enumerate(zip(a.ne, b.ne)) if i != axis), "concat: shapes differ", a, b)
     ne = list(a.ne)
     ne[axis] = a.ne[axis] + b.ne[axis]
@@ -286,17 +289,20 @@ NORMAL, NEOX, MROPE, VISION, IMROPE = 0, 2, 8, 24, 40       # ggml's rope modes
 @op
 def rope(x: Tensor, pos: Tensor, factors: Tensor | None, *, n_dims: int, mode: int, freq_base: float,
          freq_scale: float = 1.0, ext_factor: float = 0.0, attn_factor: float = 1.0, beta_fast: float = 32.0,
-         beta_slow: float = 1.0, n_ctx_orig: int = 0, sections: Sequence[int] = (0, 0, 0, 0)) -> Tensor:
-    """Rotate the first n_dims of each head of x [head, n_head, n_tokens] by its position.
+         beta_slow: float = 1.0, n_ctx_orig: int = 0, sections: Sequence[int] = (0, 0, 0, 0),
+         offset: int = 0) -> Tensor:
+    """Rotate n_dims dimensions, from `offset` on, of each head of x [head, n_head, n_tokens] by its position.
 
     pos I32 [n_tokens], or [4 n_tokens] (axis after axis) for the multi-axis modes; factors F32 [n_dims/2] divide the
     angles. YaRN's parameters as in ggml_rope_ext.
     """
-    check(n_dims % 2 == 0 and n_dims <= x.ne[0], f"rope of {n_dims} dimensions", x)
+    check(n_dims % 2 == 0 and offset + n_dims <= x.ne[0], f"rope of {n_dims} dimensions from {offset} on", x)
+    check(mode != VISION or (n_dims * 2 == x.ne[0] and not offset), "rope: VISION turns the whole head", x)
+    check(pos.ne[0] == x.ne[2] * (4 if mode & MROPE else 1), "rope: wrong number of positions", x, pos)
     check(factors is None or factors.ne[0] * 2 >= n_dims, "rope: too few frequency factors", x)
     params: dict[str, Any] = dict(n_dims=n_dims, mode=mode, freq_base=freq_base, freq_scale=freq_scale,
                                   ext_factor=ext_factor, attn_factor=attn_factor, beta_fast=beta_fast,
-                                  beta_slow=beta_slow, n_ctx_orig=n_ctx_orig, sections=tuple(sections))
+                                  beta_slow=beta_slow, n_ctx_orig=n_ctx_orig, sections=tuple(sections), offset=offset)
     return Tensor("rope", F32, x.ne, (x, pos, factors), params)
 
 
