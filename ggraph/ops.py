@@ -123,6 +123,12 @@ def repeat(x: Tensor, ne: Sequence[int]) -> Tensor:
     return Tensor("repeat", x.type, ne, (x,))
 
 
+@op
+def fill(x: Tensor, value: float) -> Tensor:
+    """A tensor of x's shape that holds `value` everywhere."""
+    return Tensor("fill", F32, x.ne, (x,), {"value": value})
+
+
 # --- matrix products ----------------------------------------------------------------------------------------------
 
 @op
@@ -149,16 +155,18 @@ def out_prod(a: Tensor, b: Tensor) -> Tensor:
 
 # --- element by element -------------------------------------------------------------------------------------------
 
-def _binary(name: str, doc: str) -> None:
+def _binary(name: str, doc: str) -> Callable[[Tensor, Tensor], Tensor]:
     def make(a: Tensor, b: Tensor) -> Tensor:
         check(repeats(a, b), f"{name}: b does not repeat into a", a, b)
         return Tensor(name, F32, a.ne, (a, b))
-    make.__name__, make.__doc__ = name, doc
-    op(make)
+    make.__name__, make.__doc__ = name, doc + "; b is broadcast over a"
+    return op(make)
 
 
-for _name, _doc in {"add": "a + b", "sub": "a - b", "mul": "a * b", "div": "a / b"}.items():
-    _binary(_name, f"{_doc}; b is broadcast over a")
+add = _binary("add", "a + b")
+sub = _binary("sub", "a - b")
+mul = _binary("mul", "a * b")
+div = _binary("div", "a / b")
 
 
 @op
@@ -179,38 +187,56 @@ def clamp(x: Tensor, lo: float, hi: float) -> Tensor:
     return Tensor("clamp", F32, x.ne, (x,), {"lo": lo, "hi": hi})
 
 
-UNARY = {"abs": "|x|", "neg": "-x", "exp": "e^x", "expm1": "e^x - 1", "log": "ln x", "sqr": "x^2", "sqrt": "sqrt x", "sin": "sin x", "cos": "cos x",
-         "relu": "max(x, 0)", "gelu": "x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))",
-         "gelu_erf": "x/2 (1 + erf(x / sqrt 2))", "gelu_quick": "x / (1 + e^(-1.702 x))", "silu": "x / (1 + e^-x)",
-         "sigmoid": "1 / (1 + e^-x)", "tanh": "tanh x", "softplus": "ln(1 + e^x), x above 20",
-         "elu": "x above 0, e^x - 1 below", "step": "1 above 0, else 0", "sgn": "-1, 0 or 1",
-         "hardsigmoid": "min(1, max(0, (x + 3) / 6))", "hardswish": "x min(1, max(0, (x + 3) / 6))"}
+UNARY: list[str] = []
+GLU: list[str] = []
 
 
-def _unary(name: str, doc: str) -> None:
+def _unary(name: str, doc: str) -> Callable[[Tensor], Tensor]:
     def make(x: Tensor) -> Tensor:
         return Tensor(name, F32, x.ne, (x,))
     make.__name__, make.__doc__ = name, doc
-    op(make)
+    UNARY.append(name)
+    return op(make)
 
 
-for _name, _doc in UNARY.items():
-    _unary(_name, _doc)
+abs = _unary("abs", "|x|")
+neg = _unary("neg", "-x")
+exp = _unary("exp", "e^x")
+expm1 = _unary("expm1", "e^x - 1")
+log = _unary("log", "ln x")
+sqr = _unary("sqr", "x^2")
+sqrt = _unary("sqrt", "sqrt x")
+sin = _unary("sin", "sin x")
+cos = _unary("cos", "cos x")
+relu = _unary("relu", "max(x, 0)")
+gelu = _unary("gelu", "x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))")
+gelu_erf = _unary("gelu_erf", "x/2 (1 + erf(x / sqrt 2))")
+gelu_quick = _unary("gelu_quick", "x / (1 + e^(-1.702 x))")
+silu = _unary("silu", "x / (1 + e^-x)")
+sigmoid = _unary("sigmoid", "1 / (1 + e^-x)")
+tanh = _unary("tanh", "tanh x")
+softplus = _unary("softplus", "ln(1 + e^x), x above 20")
+elu = _unary("elu", "x above 0, e^x - 1 below")
+step = _unary("step", "1 above 0, else 0")
+sgn = _unary("sgn", "-1, 0 or 1")
+hardsigmoid = _unary("hardsigmoid", "min(1, max(0, (x + 3) / 6))")
+hardswish = _unary("hardswish", "x min(1, max(0, (x + 3) / 6))")
 
-GLU = {"swiglu": "silu(gate) * up", "geglu": "gelu(gate) * up", "reglu": "relu(gate) * up",
-       "geglu_erf": "gelu_erf(gate) * up", "geglu_quick": "gelu_quick(gate) * up"}
 
-
-def _glu(name: str, doc: str) -> None:
+def _glu(name: str, doc: str) -> Callable[[Tensor, Tensor], Tensor]:
     def make(gate: Tensor, up: Tensor) -> Tensor:
         check(gate.ne == up.ne, f"{name}: shapes differ", gate, up)
         return Tensor(name, F32, gate.ne, (gate, up))
     make.__name__, make.__doc__ = name, doc
-    op(make)
+    GLU.append(name)
+    return op(make)
 
 
-for _name, _doc in GLU.items():
-    _glu(_name, _doc)
+swiglu = _glu("swiglu", "silu(gate) * up")
+geglu = _glu("geglu", "gelu(gate) * up")
+reglu = _glu("reglu", "relu(gate) * up")
+geglu_erf = _glu("geglu_erf", "gelu_erf(gate) * up")
+geglu_quick = _glu("geglu_quick", "gelu_quick(gate) * up")
 
 
 @op
@@ -222,16 +248,16 @@ def swiglu_oai(gate: Tensor, up: Tensor, alpha: float, limit: float) -> Tensor:
 
 # --- rows ---------------------------------------------------------------------------------------------------------
 
-def _norm(name: str, doc: str) -> None:
+def _norm(name: str, doc: str) -> Callable[[Tensor, float], Tensor]:
     def make(x: Tensor, eps: float) -> Tensor:
         return Tensor(name, F32, x.ne, (x,), {"eps": eps})
-    make.__name__, make.__doc__ = name, doc
-    op(make)
+    make.__name__, make.__doc__ = name, doc + " over axis 0"
+    return op(make)
 
 
-for _name, _doc in {"norm": "(x - mean) / sqrt(var + eps) over axis 0", "rms_norm": "x / sqrt(mean(x^2) + eps) over axis 0",
-                    "l2_norm": "x / max(sqrt(sum(x^2)), eps) over axis 0"}.items():
-    _norm(_name, _doc)
+norm = _norm("norm", "(x - mean) / sqrt(var + eps)")
+rms_norm = _norm("rms_norm", "x / sqrt(mean(x^2) + eps)")
+l2_norm = _norm("l2_norm", "x / max(sqrt(sum(x^2)), eps)")
 
 
 @op
@@ -314,7 +340,7 @@ def flash_attn_ext(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: 
 
     q F32 [dk, n_tokens, n_head, n_stream]; k [dk, n_kv, n_head_kv, n_stream], v [dv, ...] of any cache type;
     mask F32/F16 [n_kv, n_tokens, 1, n_stream] is the definition of who sees what. `cells` I32 [n_cells] and `spans`
-    I32 [4, n_tokens * n_stream] say the same as lists in position order (`memory.kv.ordered`), counted in rows of the
+    I32 [n_tokens * n_stream, 4] say the same as lists in position order (`memory.kv.ordered`), counted in rows of the
     cache that k and v are views of: a kernel may use them instead, so that other sequences cost nothing and the order
     of summation depends on the sequence alone.
     """
