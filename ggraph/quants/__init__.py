@@ -1,0 +1,52 @@
+"""Tensor types to and from float32: `unpack` for every type, `pack` for those that a KV cache can hold.
+
+In: bytes as they lie in a file, and their type. Out: float32. This is the definition that faster kernels are tested
+against; it must not know files, tensors or backends. A type is one class (see `base`): its block layout and its
+decoding. Infinite, NaN and subnormal scales behave as IEEE arithmetic says, without a warning.
+"""
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ggraph import dtypes
+from ggraph.dtypes import DType
+from ggraph.quants import fp4, iq, k, legacy, plain, ternary  # noqa: F401 (each registers its types)
+from ggraph.quants.base import QUANTS, Quant
+
+__all__ = ["PACKABLE", "QUANTS", "Quant", "pack", "unpack"]
+
+PACKABLE = (dtypes.F32, dtypes.F16, dtypes.BF16, dtypes.Q8_0, dtypes.Q4_0, dtypes.Q4_1, dtypes.Q5_0, dtypes.Q5_1,
+            dtypes.IQ4_NL)
+CHUNK = 1 << 16     # elements converted at a time, so that temporaries stay in the cache
+
+
+def unpack(data: npt.NDArray[np.uint8], dtype: DType) -> npt.NDArray[np.float32]:
+    """uint8 [..., row bytes] -> float32 [..., n]. ValueError if the rows are not whole blocks."""
+    quant = QUANTS[dtype]
+    n_blocks, rest = divmod(data.shape[-1], dtype.nbytes)
+    if rest:
+        raise ValueError(f"rows of {data.shape[-1]} bytes are not whole blocks of {dtype} ({dtype.nbytes} bytes)")
+    blocks = np.ascontiguousarray(data, np.uint8).reshape(-1).view(quant.layout)
+    out = np.empty((len(blocks), dtype.block), np.float32)
+    step = CHUNK // dtype.block
+    with np.errstate(all="ignore"):
+        for i in range(0, len(blocks), step):
+            out[i:i + step] = quant.unpack(blocks[i:i + step]).reshape(-1, dtype.block)
+    return out.reshape(*data.shape[:-1], n_blocks * dtype.block)
+
+
+def pack(x: npt.NDArray[np.float32], dtype: DType) -> npt.NDArray[np.uint8]:
+    """float32 [..., n] -> uint8 [..., row bytes]. ValueError if n is not whole blocks, or dtype not in PACKABLE."""
+    if dtype not in PACKABLE:
+        raise ValueError(f"cannot pack into {dtype}; into these: {', '.join(t.name for t in PACKABLE)}")
+    n_blocks, rest = divmod(x.shape[-1], dtype.block)
+    if rest:
+        raise ValueError(f"rows of {x.shape[-1]} elements are not whole blocks of {dtype} ({dtype.block} elements)")
+    rows = np.ascontiguousarray(x, np.float32).reshape(-1, dtype.block)
+    out = np.empty((len(rows), dtype.nbytes), np.uint8)
+    step = CHUNK // dtype.block
+    with np.errstate(all="ignore"):
+        for i in range(0, len(rows), step):
+            out[i:i + step] = QUANTS[dtype].pack(rows[i:i + step]).reshape(-1).view(np.uint8).reshape(-1, dtype.nbytes)
+    return out.reshape(*x.shape[:-1], n_blocks * dtype.nbytes)
