@@ -7,6 +7,8 @@ import pytest
 
 from ggraph import env, hub
 
+collect_ignore = [] if env.get("GGRAPH_GOLDENS") else ["test_goldens.py"]
+
 
 def _fetched(name: str) -> Path:
     path = env.cache_dir("models", hub.KNOWN[name].file)
