@@ -1,17 +1,18 @@
 """The op table: one row per op, which is its constructor with its shape and type rule.
 
-In: tensors and parameters. Out: a `Tensor` whose shape is checked here, so that a wrong graph fails where it is written.
-Names and meaning are ggml's. What an op computes is defined by `backends/ref`; where it runs is decided by the scheduler.
-Shapes in comments are in ggml order, contiguous axis first.
+In: tensors and parameters. Out: a `Tensor` whose shape is checked here, so that a wrong graph fails where it is
+written. Names and meaning are ggml's. What an op computes is defined by `backends/ref`; where it runs is decided by the
+scheduler. Shapes in comments are in ggml order, contiguous axis first.
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from . import dtypes
 from .dtypes import DType
-from .tensor import F32, I32, Tensor, pad4, strides
+from .size import Size
+from .tensor import F32, I32, Tensor, pad4
 
 OPS: dict[str, Callable[..., Tensor]] = {}
 VIEWS = frozenset({"none", "view", "reshape", "permute", "transpose"})     # nothing to compute
@@ -28,6 +29,11 @@ def op(make: C) -> C:
 def check(condition: bool, what: str, *tensors: Tensor) -> None:
     if not condition:
         raise ValueError(what + ": " + "; ".join(map(repr, tensors)))
+
+
+def _four(amounts: Sequence[int]) -> tuple[int, ...]:
+    """One amount for each axis; those of missing axes are 0."""
+    return (*amounts, *(0,) * (4 - len(amounts)))
 
 
 def repeats(a: Tensor, b: Tensor) -> bool:
@@ -129,6 +135,42 @@ def fill(x: Tensor, value: float) -> Tensor:
     return Tensor("fill", F32, x.ne, (x,), {"value": value})
 
 
+@op
+def arange(start: float, stop: float, step: float) -> Tensor:
+    """F32 [n]: start, start + step, .. below stop."""
+    check(not any(isinstance(x, Size) for x in (start, stop, step)), "arange needs constants: fill an input instead")
+    return Tensor("arange", F32, (math.ceil((stop - start) / step),), (), {"start": start, "step": step})
+
+
+@op
+def pad(x: Tensor, right: Sequence[int], left: Sequence[int] = (0, 0, 0, 0)) -> Tensor:
+    """x between `left` and `right` zeros along each axis."""
+    check(not any(isinstance(n, Size) for n in left), "pad: the left side depends on the batch", x)
+    ne = [n + a + b for n, a, b in zip(x.ne, _four(left), _four(right))]
+    return Tensor("pad", F32, ne, (x,), {"left": _four(left)})
+
+
+@op
+def roll(x: Tensor, shifts: Sequence[int]) -> Tensor:
+    """Element i of an axis moves to i + shift, what leaves the end comes in at the start."""
+    check(not any(isinstance(n, Size) for n in shifts), "roll: a shift depends on the batch", x)
+    return Tensor("roll", F32, x.ne, (x,), {"shifts": _four(shifts)})
+
+
+@op
+def diag(x: Tensor) -> Tensor:
+    """x [n, 1, b2, b3] -> [n, n, b2, b3] with x on the diagonal and zeros beside it."""
+    check(x.ne[1] == 1, "diag: x is not a row", x)
+    return Tensor("diag", F32, (x.ne[0], x.ne[0], x.ne[2], x.ne[3]), (x,))
+
+
+@op
+def tri(x: Tensor, *, lower: bool, diag: bool) -> Tensor:
+    """Keep the lower (axis 0 below axis 1) or upper triangle of x [n, n, b2, b3], with or without the diagonal."""
+    check(x.ne[0] == x.ne[1], "tri: x is not square", x)
+    return Tensor("tri", F32, x.ne, (x,), {"lower": lower, "diag": diag})
+
+
 # --- matrix products ----------------------------------------------------------------------------------------------
 
 @op
@@ -150,7 +192,15 @@ def mul_mat_id(a: Tensor, b: Tensor, ids: Tensor) -> Tensor:
 def out_prod(a: Tensor, b: Tensor) -> Tensor:
     """a [n, k, ..], b [m, k, ..] -> [n, m, ..]: the sum over k of outer products."""
     check(a.ne[1] == b.ne[1], "out_prod: inner axes differ", a, b)
+    check(b.ne[2] % a.ne[2] == 0 and b.ne[3] % a.ne[3] == 0, "out_prod: cannot broadcast", a, b)
     return Tensor("out_prod", F32, (a.ne[0], b.ne[0], b.ne[2], b.ne[3]), (a, b))
+
+
+@op
+def solve_tri(a: Tensor, b: Tensor) -> Tensor:
+    """x [m, n, ..] with a x = b, where b is [m, n, ..] and of a [n, n, ..] only the lower triangle is read."""
+    check(a.ne[0] == a.ne[1] == b.ne[1] and a.ne[2:] == b.ne[2:], "solve_tri: shapes differ", a, b)
+    return Tensor("solve_tri", F32, b.ne, (a, b))
 
 
 # --- element by element -------------------------------------------------------------------------------------------
@@ -246,6 +296,13 @@ def swiglu_oai(gate: Tensor, up: Tensor, alpha: float, limit: float) -> Tensor:
     return Tensor("swiglu_oai", F32, gate.ne, (gate, up), {"alpha": alpha, "limit": limit})
 
 
+@op
+def swiglu_clamp(gate: Tensor, up: Tensor, limit: float) -> Tensor:
+    """silu(min(gate, limit)) * clamp(up, -limit, limit)"""
+    check(gate.ne == up.ne, "swiglu_clamp: shapes differ", gate, up)
+    return Tensor("swiglu_clamp", F32, gate.ne, (gate, up), {"limit": limit})
+
+
 # --- rows ---------------------------------------------------------------------------------------------------------
 
 def _norm(name: str, doc: str) -> Callable[[Tensor, float], Tensor]:
@@ -304,7 +361,15 @@ def argsort(x: Tensor, descending: bool = True) -> Tensor:
 @op
 def top_k(x: Tensor, k: int) -> Tensor:
     """I32 [k, ..]: indices of the k largest of each row, largest first; equal values: the lower index first."""
+    check(k <= x.ne[0], f"top_k: fewer than {k} values", x)
     return Tensor("top_k", I32, (k, *x.ne[1:]), (x,), {"k": k})
+
+
+@op
+def pool_1d(x: Tensor, k: int) -> Tensor:
+    """The maximum of each k neighbours of axis 0: [n, ..] -> [n / k, ..]."""
+    check(x.ne[0] % k == 0, f"pool_1d: rows are not multiples of {k}", x)
+    return Tensor("pool_1d", F32, (x.ne[0] // k, *x.ne[1:]), (x,), {"k": k})
 
 
 # --- attention ----------------------------------------------------------------------------------------------------
@@ -344,8 +409,92 @@ def flash_attn_ext(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: 
     cache that k and v are views of: a kernel may use them instead, so that other sequences cost nothing and the order
     of summation depends on the sequence alone.
     """
-    check(q.ne[0] == k.ne[0] and q.ne[2] % k.ne[2] == 0 and k.ne[1] == v.ne[1], "flash_attn_ext: shapes differ", q, k, v)
+    check(q.ne[0] == k.ne[0] and k.ne[1] == v.ne[1] and q.ne[2] % k.ne[2] == q.ne[2] % v.ne[2] == 0
+          and q.ne[3] == k.ne[3] == v.ne[3], "flash_attn_ext: shapes differ", q, k, v)
     params = {"scale": scale, "max_bias": max_bias, "logit_softcap": logit_softcap}
-    return Tensor("flash_attn_ext", F32, (v.ne[0], q.ne[2], q.ne[1], q.ne[3]), (q, k, v, mask, sinks, cells, spans), params)
+    return Tensor("flash_attn_ext", F32, (v.ne[0], q.ne[2], q.ne[1], q.ne[3]), (q, k, v, mask, sinks, cells, spans),
+                  params)
+
+# --- recurrences: token by token, each sequence from its own state ------------------------------------------------
+#
+# A result holds the outputs of all tokens and, behind them, the new states; views take it apart. Sources hold the
+# sequences one after the other, all of the same number of tokens.
+
+@op
+def ssm_conv(x: Tensor, kernel: Tensor) -> Tensor:
+    """Causal convolution of each channel: x [d_conv - 1 + n_tokens, d_inner, n_seqs], kernel [d_conv, d_inner] ->
+    [d_inner, n_tokens, n_seqs]."""
+    check(x.ne[1] == kernel.ne[1], "ssm_conv: channels differ", x, kernel)
+    return Tensor("ssm_conv", F32, (kernel.ne[1], x.ne[0] - kernel.ne[0] + 1, x.ne[2]), (x, kernel))
 
 
+@op
+def ssm_scan(s: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, ids: Tensor,
+             n_snapshots: int = 1) -> Tensor:
+    """The selective scan of Mamba (A [d_state, n_head]) and Mamba-2 (A [1, n_head]).
+
+    With dt' = softplus(dt): s = s exp(dt' A) + dt' x B and y = s C for each token, where s [d_state, dim, n_head, rows]
+    is row ids[i] for sequence i; x [dim, n_head, n_tokens, n_seqs], dt [n_head, n_tokens, n_seqs], B and C [d_state,
+    n_group, n_tokens, n_seqs], each group serving neighbouring heads. The result is flat: y as x is, then
+    `n_snapshots` times [d_state, dim, n_head, n_seqs]: the last state, that of one token before, ...; where there are
+    too few tokens, the state that came in.
+    """
+    d_state, dim, n_head, n_seqs = s.ne[0], x.ne[0], x.ne[1], x.ne[3]
+    check(s.ne[1:3] == x.ne[:2] and ids.ne[0] == n_seqs and ids.type is I32, "ssm_scan: states do not fit", s, x, ids)
+    check(dt.ne[:3] == (n_head, *x.ne[2:]), "ssm_scan: dt does not fit", dt, x)
+    check(A.ne[0] in (1, d_state) and A.ne[1] == n_head, "ssm_scan: A does not fit", A, x)
+    check(B.ne == C.ne and B.ne[0] == d_state and n_head % B.ne[1] == 0 and B.ne[2:] == x.ne[2:],
+          "ssm_scan: B or C does not fit", B, C, x)
+    n = x.numel + n_snapshots * (d_state * dim * n_head * n_seqs)
+    return Tensor("ssm_scan", F32, (n,), (s, x, dt, A, B, C, ids), {"n_snapshots": n_snapshots})
+
+
+@op
+def gated_delta_net(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor,
+                    n_snapshots: int = 1) -> Tensor:
+    """The gated delta rule, with one decay per head (g [1, n_head, ..]) or per key channel (g [d, n_head, ..]).
+
+    S = exp(g) S, then S += k outer beta (v - S k), then the output is S q / sqrt(d), for each token. v [d, n_head,
+    n_tokens, n_seqs]; q and k have n_head_k heads, head h of v uses h % n_head_k; beta [1, n_head, ..]; state [d (of
+    k), d (of v), n_head, n_seqs]. The result [d n_head, ..] holds as rows the outputs [d, n_head, n_tokens, n_seqs],
+    then `n_snapshots` states, as in ssm_scan.
+    """
+    d, n_head, n_tokens, n_seqs = v.ne
+    check(q.ne == k.ne and k.ne[0] == d and n_head % k.ne[1] == 0 and k.ne[2:] == v.ne[2:],
+          "gated_delta_net: q or k does not fit", q, k, v)
+    check(g.ne[0] in (1, d) and g.ne[1:] == v.ne[1:] and beta.ne == (1, *v.ne[1:]),
+          "gated_delta_net: g or beta does not fit", g, beta, v)
+    check(state.ne == (d, d, n_head, n_seqs), "gated_delta_net: state does not fit", state, v)
+    return Tensor("gated_delta_net", F32, (d * n_head, n_tokens * n_seqs + n_snapshots * d * n_seqs),
+                  (q, k, v, g, beta, state), {"n_snapshots": n_snapshots})
+
+
+def _linear(name: str, src: tuple[Tensor, ...], per_token: tuple[Tensor, ...], **params: Any) -> Tensor:
+    """`per_token` all [d, n_head, n_tokens], the last source a state [d d n_head, n_seqs] -> [d n_head, n_tokens + d
+    n_seqs]."""
+    d, n_head, n_tokens = src[0].ne[:3]
+    check(all(x.ne == (d, n_head, n_tokens, 1) for x in per_token), f"{name}: shapes differ", *per_token)
+    check(src[-1].ne[0] == d * d * n_head, f"{name}: state does not fit", src[-1], src[0])
+    return Tensor(name, F32, (d * n_head, n_tokens + d * src[-1].ne[1]), src, params)
+
+
+@op
+def rwkv_wkv6(k: Tensor, v: Tensor, r: Tensor, tf: Tensor, td: Tensor, state: Tensor) -> Tensor:
+    """RWKV-6: y = r (S + tf k outer v), then S = td S + k outer v; tf [d, n_head] is the weight of the token itself.
+
+    All others [d, n_head, n_tokens of all sequences]; state [d d n_head, n_seqs], S [v, k] -> rows of y, then of S.
+    """
+    check(tf.ne[0] == k.ne[0] and tf.ne[1] == k.ne[1], "rwkv_wkv6: tf does not fit", tf, k)
+    return _linear("rwkv_wkv6", (k, v, r, tf, td, state), (k, v, r, td))
+
+
+@op
+def rwkv_wkv7(r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: Tensor) -> Tensor:
+    """RWKV-7: S = S w + v outer k + (S a) outer b, then y = S r; shapes as rwkv_wkv6, but S [k, v]."""
+    return _linear("rwkv_wkv7", (r, w, k, v, a, b, state), (r, w, k, v, a, b))
+
+
+@op
+def gated_linear_attn(k: Tensor, v: Tensor, q: Tensor, g: Tensor, state: Tensor, scale: float) -> Tensor:
+    """S = g S + k outer v, then y = scale q S; shapes as rwkv_wkv6."""
+    return _linear("gated_linear_attn", (k, v, q, g, state), (k, v, q, g), scale=scale)

@@ -15,11 +15,12 @@ from ggraph.ops import VIEWS
 from ggraph.size import Sizes
 from ggraph.tensor import Tensor
 
-from . import attention, elementwise, matmul, move, rope, rows
+from . import attention, elementwise, matmul, move, recurrent, rope, rows, shape
 from .arrays import Array, Kept, Operand
 from .table import KERNELS
 
-__all__ = ["KERNELS", "Plan", "Ref", "attention", "elementwise", "matmul", "move", "open", "rope", "rows"]
+__all__ = ["KERNELS", "Plan", "Ref", "attention", "elementwise", "matmul", "move", "open", "recurrent", "rope", "rows",
+           "shape"]
 
 
 class Ref:

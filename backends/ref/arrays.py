@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ggraph import quants
 from ggraph.errors import BackendError
 from ggraph.tensor import Tensor
 
-Array = NDArray[Any]
+Array = Any         # a NumPy array; its stubs cannot follow element types through mixed arithmetic
 Kept = dict[Tensor, Array | None]       # weights that stay unpacked as float32; None until the first use
 
 

@@ -90,3 +90,9 @@ def swiglu_oai(out: Operand, gate: Array, up: Array) -> Array:
     alpha, limit = f32(out.params["alpha"]), f32(out.params["limit"])
     g, u = np.minimum(gate, limit), np.clip(up, -limit, limit)
     return g / (1 + np.exp(-alpha * g)) * (u + 1)
+
+
+@kernel
+def swiglu_clamp(out: Operand, gate: Array, up: Array) -> Array:
+    limit = f32(out.params["limit"])
+    return silu(np.minimum(gate, limit)) * np.clip(up, -limit, limit)

@@ -1,4 +1,4 @@
-"""Matrix products: the weight is unpacked to float32 and multiplied in float32."""
+"""Matrix products and triangular systems: weights are unpacked to float32, sums are in float32."""
 from __future__ import annotations
 
 import numpy as np
@@ -26,6 +26,16 @@ def mul_mat_id(out: Operand, a: Operand, b: Operand, ids: Operand) -> Array:
         token, slot = np.nonzero(expert == e)
         result[0, token, slot] = x[token, slot] @ a.read_matrix(int(e)).T
     return result
+
+
+@kernel
+def solve_tri(out: Operand, a: Array, b: Array) -> Array:
+    """a [.., n, n], b [.., n, m]: forward substitution, row by row."""
+    x = np.empty(out.shape, np.float32)
+    for i in range(a.shape[-1]):
+        known = np.matmul(a[..., i:i + 1, :i], x[..., :i, :])[..., 0, :]
+        x[..., i, :] = (b[..., i, :] - known) / a[..., i, i, None]
+    return x
 
 
 @kernel

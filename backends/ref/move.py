@@ -1,10 +1,10 @@
-"""Moving data: copies, casts, rows by number, joining and tiling. Bytes move as they are where no type changes."""
+"""Moving data: copies, casts, rows by number. Bytes move as they are where no type changes."""
 from __future__ import annotations
 
 import numpy as np
 
 from .arrays import Array, Operand, pack, row_numbers
-from .table import kernel, placed
+from .table import placed
 
 
 def _copy(out: Operand, x: Operand) -> Array | None:
@@ -53,13 +53,3 @@ def set_rows(out: Operand, dst: Operand, x: Operand, rows: Operand) -> None:
         out.view()[where] = x.read()
     else:
         out.blocks()[where] = pack(out, x.read())
-
-
-@kernel
-def concat(out: Operand, a: Array, b: Array) -> Array:
-    return np.concatenate((a, b), axis=3 - out.params["axis"])
-
-
-@kernel
-def repeat(out: Operand, x: Array) -> Array:
-    return np.tile(x, [m // n for n, m in zip(x.shape, out.shape)])

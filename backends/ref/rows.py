@@ -1,4 +1,4 @@
-"""Ops over rows (axis 0 of `ne`, the last in NumPy): norms, sums, softmax, sorting."""
+"""Ops over rows (axis 0 of `ne`, the last in NumPy): norms, sums, maxima, softmax, sorting."""
 from __future__ import annotations
 
 import math
@@ -81,6 +81,11 @@ def soft_max(out: Operand, x: Array, mask: Array | None, sinks: Array | None) ->
         slopes = alibi_slopes(n_head, out.params["max_bias"]).reshape(n_head, 1, 1)
         logits = logits + slopes * tile(mask, x.shape)
     return softmax(logits, None if sinks is None else sinks.reshape(n_head, 1, 1))
+
+
+@kernel
+def pool_1d(out: Operand, x: Array) -> Array:
+    return x.reshape(*out.shape, out.params["k"]).max(axis=-1)
 
 
 @kernel
