@@ -6,7 +6,7 @@ ops, never models, memory or contexts. The core never imports a backend by name:
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,18 +31,22 @@ class HostBuffer:
         return cls(raw[start:start + nbytes])
 
 
+Progress = Callable[[str, int, int], None]          # (what, done, total)
+
+
 class Compiled(Protocol):
     """One split, ready to run with the sizes that it was last given."""
+    reads: Collection[Tensor]                   # roots that it reads: an input that is not among them needs no filling
 
     def resize(self, values: Mapping[str, int]) -> None:
         """Take over the sizes of the next batch: variable name -> value."""
 
-    def run(self) -> None: ...
+    def run(self, n_threads: int = 1) -> None: ...
 
 
 class Backend(Protocol):
     name: str
-    host: bool                              # buffers are host memory that NumPy can see
+    host: bool                                  # buffers are host memory that NumPy can see
 
     def alloc(self, nbytes: int) -> Any: ...
     def free(self, buffer: Any) -> None: ...
@@ -50,9 +54,10 @@ class Backend(Protocol):
     def download(self, buffer: Any, offset: int, nbytes: int) -> np.ndarray:
         """uint8 [nbytes]; on a host backend a view of the bytes themselves."""
     def supports(self, node: Tensor) -> bool: ...
-    def pack(self, weights: Sequence[Tensor], progress: Callable[[int, int], None] | None = None) -> None:
-        """Prepare weights that a mat-mul on this backend reads (repack, upload); called once per model."""
-    def compile(self, nodes: Sequence[Tensor]) -> Compiled: ...
+    def pack(self, weights: Sequence[Tensor], progress: Progress | None = None) -> None:
+        """Take a model's weights: what a mat-mul here reads is repacked or uploaded, now or on first use; once per model."""
+    def compile(self, nodes: Sequence[Tensor], keep: Collection[Tensor] = ()) -> Compiled:
+        """`keep`: roots whose bytes something after this split reads; the rest may be fused away."""
     def sync(self) -> None: ...
     def abort(self) -> None:
         """Stop the running split soon; `run` then raises `Aborted`. May be called from any thread."""

@@ -85,6 +85,7 @@ class HParams:
     yarn_beta_fast: float = 32.0
     yarn_beta_slow: float = 1.0
     rope_yarn_log_mul: float = 0.0
+    yarn_mscale: float = 0.0                    # 0: 1.0 (deepseek2: rope_yarn_log_mul)
 
     # attention
     n_swa: int = 0

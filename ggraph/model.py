@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import threading
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -22,9 +23,6 @@ from .weights import Weights
 if TYPE_CHECKING:
     from .chat import ChatTemplate
     from .vocab import Vocab
-
-Progress = Callable[[str, int, int], None]          # (what, done, total)
-
 
 class Architecture(Protocol):
     """What an architecture's module provides."""
@@ -47,7 +45,7 @@ class Model:
         self.path = resolve(path)
         self.file = gguf.File(self.path)
         try:
-            self.kv: Mapping[str, Any] = {**self.file.kv.scalars(), **(kv_overrides or {})} if kv_overrides else self.file.kv
+            self.kv: Mapping[str, Any] = ChainMap(dict(kv_overrides or {}), self.file.kv)  # type: ignore[arg-type]
             self.arch = find_architecture(self.file.arch)
             self.hparams: HParams = self.arch.hparams(self.kv)
             self.weights = Weights(self.file, self.hparams)
@@ -87,13 +85,12 @@ class Model:
             self._template = ChatTemplate(source, bos_token=text(self.vocab.bos), eos_token=text(self.vocab.eos))
         return self._template
 
-    def place(self, progress: Progress | None = None) -> list[backend.Backend]:
+    def place(self, progress: backend.Progress | None = None) -> list[backend.Backend]:
         """Open the backends and give them the weights, once; a later call returns the same ones."""
         with self._lock:
             if not self.backends:
                 opened = backend.open_backend(env.get("GGRAPH_BACKEND") or "cpu", repack=self.options["repack"])
-                report = (lambda done, total: progress("weights", done, total)) if progress else None
-                opened.pack(list(self.weights.leaves.values()), report)
+                opened.pack(list(self.weights.leaves.values()), progress)
                 self.backends = [opened]
             return self.backends
 

@@ -5,11 +5,11 @@ single nodes through it, on the same buffers, where they have no kernel of their
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from ggraph.backend import HostBuffer
+from ggraph.backend import HostBuffer, Progress
 from ggraph.errors import Aborted
 from ggraph.ops import VIEWS
 from ggraph.size import Sizes
@@ -48,13 +48,13 @@ class Ref:
     def supports(self, node: Tensor) -> bool:
         return node.op in KERNELS or node.op in VIEWS
 
-    def pack(self, weights: Sequence[Tensor], progress: Callable[[int, int], None] | None = None) -> None:
+    def pack(self, weights: Sequence[Tensor], progress: Progress | None = None) -> None:
         """Only remembers them: unpacking the whole of a model that is then run for one layer would be waste."""
         self.unpacked.update(dict.fromkeys(weights))
         if progress:
-            progress(len(weights), len(weights))
+            progress("weights", len(weights), len(weights))
 
-    def compile(self, nodes: Sequence[Tensor]) -> Plan:
+    def compile(self, nodes: Sequence[Tensor], keep: Collection[Tensor] = ()) -> Plan:
         return Plan(self, nodes)
 
     def sync(self) -> None:
@@ -68,7 +68,7 @@ class Ref:
         self.unpacked.clear()
 
 
-def open() -> Ref:
+def open(repack: str = "off") -> Ref:
     return Ref()
 
 
@@ -78,6 +78,7 @@ class Plan:
     def __init__(self, backend: Ref, nodes: Sequence[Tensor]):
         self.backend, self.nodes = backend, nodes
         self.tensors = list(dict.fromkeys(t for node in nodes for t in (node, *node.src) if t is not None))
+        self.reads = {t.root for t in self.tensors}
         numbers = [n for t in self.tensors for n in (*t.ne, *t.nb, t.root.offset, t.view_offs)]
         self.sizes = Sizes(numbers)
         self._place(np.array(numbers, np.int64))
@@ -90,7 +91,7 @@ class Plan:
         kept = self.backend.unpacked
         self.operands = {t: Operand(t, row[:4], row[4:8], row[8] + row[9], kept) for t, row in zip(self.tensors, table)}
 
-    def run(self, on_node: Callable[[Tensor], None] | None = None) -> None:
+    def run(self, n_threads: int = 1, on_node: Callable[[Tensor], None] | None = None) -> None:
         """Compute all nodes; `on_node` is called after each. Aborted when `abort` was called meanwhile."""
         with np.errstate(all="ignore"):             # infinities and NaN are results like others
             for node in self.nodes:

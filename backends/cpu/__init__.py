@@ -1,0 +1,130 @@
+"""The native CPU backend: a split becomes a table of kernels that one call walks in every thread.
+
+In: nodes whose buffers are host memory. Out: `Compiled`. Nodes without a kernel run through `ref` on the same buffers, and
+the table is cut there. Weights that a mat-mul reads are repacked once, on first use. It knows nothing of models.
+"""
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import numpy as np
+
+from ggraph.backend import HostBuffer
+from ggraph.ops import VIEWS
+from ggraph.size import Sizes
+from ggraph.tensor import Tensor
+
+from .. import ref
+from . import kernel, pool
+from .lower import Emit, Step, lower, words
+from .panels import Panels
+
+Progress = Callable[[str, int, int], None]           # (what, done, total)
+
+
+class Cpu(ref.Ref):
+    """Host memory as in `ref`. `repack`: "on", "off" or "auto"; off: weights are read where they are mapped, by `ref`."""
+    name = "cpu"
+
+    def __init__(self, repack: str = "auto"):
+        super().__init__()
+        self.panels = Panels(repack)
+        self.progress: Progress | None = None
+        for module in pkgutil.iter_modules(__path__):
+            if module.name.startswith("ops_"):
+                importlib.import_module(f"{__name__}.{module.name}")
+
+    def pack(self, weights: Sequence[Tensor], progress: Progress | None = None) -> None:
+        super().pack(weights)
+        self.panels.offer(weights)
+        self.progress = progress
+
+    def compile(self, nodes: Sequence[Tensor], keep: Collection[Tensor] = ()) -> Compiled:
+        return Compiled(self, nodes, frozenset(keep))
+
+    def abort(self) -> None:
+        super().abort()
+        pool.abort()
+
+    def close(self) -> None:
+        super().close()
+        self.panels.close()
+
+
+def open(repack: str = "auto") -> Cpu:
+    return Cpu(repack)
+
+
+class Compiled:
+    """Native tables and single nodes of `ref`, in running order."""
+
+    def __init__(self, backend: Cpu, nodes: Sequence[Tensor], keep: frozenset[Tensor]):
+        self.backend = backend
+        nodes = [n for n in nodes if n.op not in VIEWS]
+        emit = Emit(backend.panels.address)
+        lowered = lower(nodes, keep, emit)
+        self.scratch = HostBuffer.empty(emit.scratch_bytes)
+        native = [step for item in lowered if isinstance(item, list) for step in item]
+        backend.panels.fill(backend.progress)
+        self._compile_kernels(native)
+        self._write_blocks(native)
+        self.parts: list[_Table | ref.Plan] = _parts(lowered, self, backend)
+        self.fallback = [n for n in lowered if isinstance(n, Tensor)]
+        self.reads = {f.root for step in native for f in step.fields if isinstance(f, Tensor)}
+        self.reads |= {s.root for n in self.fallback for s in n.src if s is not None}
+
+    def _compile_kernels(self, native: Sequence[Step]) -> None:
+        report = self.backend.progress
+        kernel.compile_all([s.kernel for s in native], (lambda done, total: report("kernels", done, total)) if report else None)
+
+    def _write_blocks(self, native: Sequence[Step]) -> None:
+        """All parameter blocks in one array, so that a resize is one vectorised pass."""
+        numbers: list[int] = []
+        starts: list[int] = []
+        for step in native:
+            starts.append(len(numbers))
+            numbers += words(step.fields, self.scratch.address)
+        self.sizes = Sizes(numbers)
+        self.block = np.array([int(n) for n in numbers], np.int64)
+        base = self.block.ctypes.data
+        self.table = np.array([[s.kernel.address, base + 8 * start, s.flags] for s, start in zip(native, starts)],
+                              np.int64).reshape(-1, 3)
+
+    def resize(self, values: Mapping[str, int]) -> None:
+        self.block[:] = self.sizes(values)
+        for part in self.parts:
+            if isinstance(part, ref.Plan):
+                part.resize(values)
+
+    def run(self, n_threads: int = 1) -> None:
+        for part in self.parts:
+            part.run(n_threads)
+
+
+class _Table:
+    """Rows [start, stop) of the step table."""
+
+    def __init__(self, owner: Compiled, start: int, stop: int):
+        self.owner, self.start, self.stop = owner, start, stop
+
+    def run(self, n_threads: int) -> None:
+        table = self.owner.table
+        pool.run(table.ctypes.data + self.start * table.strides[0], self.stop - self.start, n_threads)
+
+
+def _parts(lowered: Sequence[list[Step] | Tensor], owner: Compiled, backend: Cpu) -> list[_Table | ref.Plan]:
+    parts: list[_Table | ref.Plan] = []
+    start = stop = 0
+    for item in lowered:
+        if isinstance(item, Tensor):
+            if stop > start:
+                parts.append(_Table(owner, start, stop))
+            parts.append(ref.Plan(backend, [item]))
+            start = stop
+        else:
+            stop += len(item)
+    if stop > start:
+        parts.append(_Table(owner, start, stop))
+    return parts

@@ -1,0 +1,141 @@
+"""From nodes to steps: which kernel runs a node, and what stands in its parameter block.
+
+In: nodes with their places. Out: a list of steps (kernel, fields). A lowering is a function entered for an op, or for a
+run of ops that it fuses; it emits steps and returns True, or returns False where its kernels do not fit (the node then
+runs through `ref`). Fields are evaluated for the sizes at hand by `Compiled`.
+
+    @lowers("rms_norm")
+    def rms_norm(emit, node):
+        emit(kernel, node, node.src[0], node.params["eps"])     # tensors: 9 words, ints: 1, floats: float32 bits
+        return True
+"""
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ggraph.tensor import Tensor
+
+from .kernel import Kernel
+
+NO_BARRIER, ONE_THREAD = 1, 2                    # flags of a step, as `pool` reads them
+Lowering = Callable[..., bool]                   # (emit, *nodes)
+L = TypeVar("L", bound=Lowering)
+LOWERINGS: dict[tuple[str, ...], Lowering] = {}
+
+
+def lowers(*ops: str) -> Callable[[L], L]:
+    """Enter a lowering for one op, or for consecutive ops of which each but the last is read by the next alone."""
+    def enter(fn: L) -> L:
+        assert ops not in LOWERINGS, ops
+        LOWERINGS[ops] = fn
+        return fn
+    return enter
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """A byte offset in the scratch memory of one compiled split."""
+    offset: int
+
+
+Field = Tensor | Scratch | int | float
+
+
+@dataclass
+class Step:
+    kernel: Kernel
+    fields: tuple[Field, ...]
+    flags: int
+    nodes: tuple[Tensor, ...] = ()
+
+
+class Emit:
+    """Collects the steps of one split. Scratch memory is reused by the next that asks for the same purpose."""
+
+    def __init__(self, panels: Callable[[Tensor], int | None]):
+        self.steps: list[Step] = []
+        self.panels = panels                     # weight -> address of its packed panels, None if it is not packed
+        self._scratch: dict[Hashable, tuple[Scratch, int, object]] = {}
+        self.scratch_bytes = 0
+
+    def __call__(self, kernel: Kernel, *fields: Field, flags: int = 0) -> None:
+        self.steps.append(Step(kernel, fields, flags))
+
+    def scratch(self, purpose: Hashable, nbytes: int, content: object = None) -> tuple[Scratch, bool]:
+        """(memory for this purpose, whether it still holds `content` from an earlier step)."""
+        place, size, held = self._scratch.get(purpose, (None, 0, None))
+        if place is None or size < nbytes:
+            place, size, held = Scratch(self.scratch_bytes), -(-int(nbytes) // 64) * 64, None
+            self.scratch_bytes += size
+        self._scratch[purpose] = place, size, content
+        return place, content is not None and held is content
+
+
+def words(fields: Sequence[Field], scratch: int) -> list[int]:
+    """The parameter block: int64 words, sizes still as `Size`. `scratch` is the address of the scratch memory."""
+    out: list[int] = []
+    for f in fields:
+        if isinstance(f, Tensor):
+            buffer, offset = f.place()
+            out += [buffer.address + offset, *f.ne, *f.nb]
+        elif isinstance(f, Scratch):
+            out.append(scratch + f.offset)
+        elif isinstance(f, float):
+            out.append(struct.unpack("<I", struct.pack("<f", f))[0])
+        else:
+            out.append(f)
+    return out
+
+
+def lower(nodes: Sequence[Tensor], keep: frozenset[Tensor], emit: Emit) -> list[list[Step] | Tensor]:
+    """Per node or fused run: its steps, or the node itself where no kernel fits. `keep` is read after this split."""
+    uses = count_uses(nodes, keep)
+    longest = max(map(len, LOWERINGS), default=1)
+    out: list[list[Step] | Tensor] = []
+    i = 0
+    while i < len(nodes):
+        for n in range(min(longest, len(nodes) - i), 0, -1):
+            run = tuple(nodes[i:i + n])
+            steps = _try(run, uses, emit)
+            if steps is not None:
+                out.append(steps)
+                i += n
+                break
+        else:
+            out.append(nodes[i])
+            i += 1
+    return out
+
+
+def _try(run: tuple[Tensor, ...], uses: dict[Tensor, int], emit: Emit) -> list[Step] | None:
+    lowering = LOWERINGS.get(tuple(n.op for n in run))
+    if lowering is None or not chained(run, uses):
+        return None
+    before = len(emit.steps)
+    if not lowering(emit, *run):
+        del emit.steps[before:]
+        return None
+    steps = emit.steps[before:]
+    for step in steps:
+        step.nodes = run
+    return steps
+
+
+def chained(run: Sequence[Tensor], uses: dict[Tensor, int]) -> bool:
+    """Each node but the last is read by the next one and by nothing else."""
+    return all(any(s is not None and s.root is a.root for s in b.src) and uses.get(a.root, 0) == 1
+               for a, b in zip(run, run[1:]))
+
+
+def count_uses(nodes: Sequence[Tensor], keep: frozenset[Tensor]) -> dict[Tensor, int]:
+    """How many nodes read each root; what is kept counts once more."""
+    uses: dict[Tensor, int] = {}
+    for node in nodes:
+        for root in {s.root for s in node.src if s is not None}:
+            uses[root] = uses.get(root, 0) + 1
+    for root in keep:
+        uses[root] = uses.get(root, 0) + 1
+    return uses

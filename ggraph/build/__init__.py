@@ -1,0 +1,14 @@
+"""What architecture files build their graphs from: `Builder`, put together from blocks by family."""
+from __future__ import annotations
+
+from .attention import Attention
+from .core import Core, Dims
+from .ffn import FeedForward
+from .moe import Experts
+
+
+class Builder(Attention, FeedForward, Experts, Core):
+    """Handed to an architecture's `graph(b)`: hyperparameters, weights, memory, and every block."""
+
+
+__all__ = ["Builder", "Dims"]

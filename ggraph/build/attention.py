@@ -1,0 +1,85 @@
+"""Attention: the Q, K, V projections, cells of the cache written and read, both forms of the product.
+
+In: normed hidden states. Out: the attention's output projection. K and V go through the cache by cell index; who sees
+what is the mask, which the host fills. Nothing here depends on positions or cells.
+"""
+from __future__ import annotations
+
+from .. import inputs, ops
+from ..tensor import Tensor
+from ..weights import Group, Param
+from .core import Core, split
+
+
+class Attention(Core):
+    def qkv(self, w: Group, x: Tensor, il: int, head_k: int = 0, head_v: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """Q [head_k, n_head, n_tokens], K [head_k, n_head_kv, n_tokens], V [head_v, n_head_kv, n_tokens]."""
+        hp = self.hp
+        k_size, v_size, n_head, n_kv = head_k or hp.n_embd_head_k, head_v or hp.n_embd_head_v, hp.n_head[il], hp.n_head_kv[il]
+        shapes = {"Qcur": (k_size, n_head), "Kcur": (k_size, n_kv), "Vcur": (v_size, n_kv)}
+        if w.attn_qkv is not None:
+            qkv = self._clamp(self.linear(w.attn_qkv, x, "wqkv", il))
+            rows = split(qkv, [n * heads for n, heads in shapes.values()])
+            heads = [self._heads(r, shape) for r, shape in zip(rows, shapes.values())]
+        else:
+            heads = [ops.reshape(self._clamp(self.linear(p, x, name, il)), (*shapes[name], self.n_tokens))
+                     for name, p in zip(shapes, (w.attn_q, w.attn_k, w.attn_v))]
+        q, k, v = (self.cb(h, name, il) for name, h in zip(shapes, heads))
+        return q, k, v
+
+    def _heads(self, rows: Tensor, shape: tuple[int, int]) -> Tensor:
+        """A strided view [n, n_tokens] as [head, n_head, n_tokens]."""
+        n, heads = shape
+        return ops.view(rows, (n, heads, rows.ne[1]), (n * rows.nb[0], rows.nb[1]))
+
+    def _clamp(self, x: Tensor) -> Tensor:
+        limit = self.hp.f_clamp_kqv
+        return ops.clamp(x, -limit, limit) if limit else x
+
+    def attn(self, wo: Param | None, q: Tensor, k: Tensor, v: Tensor, il: int, *, scale: float | None = None,
+             sinks: Param | None = None) -> Tensor:
+        """softmax(scale q K + mask) V over the cache, then the output projection.
+
+        q [head_k, n_head, n_tokens]; k, v as `qkv` returns them, written to the cells of this ubatch first.
+        """
+        group = self.memory.kv_of(il)
+        kv, cp, n_stream = self.memory.kv[group], self.cp, self.n_stream
+        for node in (q, k, v):
+            self.g.expand(node)
+        idx, = self.input(inputs.CellIds, self.memory, group, self.n_tokens)
+        self.g.expand(kv.cpy_k(k, idx, il))
+        self.g.expand(kv.cpy_v(v, idx, il))
+
+        q = ops.permute(self._by_stream(q), (0, 2, 1, 3))                     # [head, n_tokens/n_stream, n_head, n_stream]
+        keys = ops.permute(kv.get_k(il, n_stream), (0, 2, 1, 3))              # [head, n_kv, n_head_kv, n_stream]
+        values = ops.permute(kv.get_v(il, n_stream), (0, 2, 1, 3))
+        mask, = self.input(inputs.KQMask, self.memory, group, kv.n_kv, self.n_tokens, n_stream, cp.causal, self.hp.f_max_alibi_bias > 0)
+        form = self._flash if cp.flash_attn else self._attn_mha
+        x = form(q, keys, values, mask, group, il, self.hp.kq_scale if scale is None else scale, sinks.weight if sinks else None)
+        x = self.cb(x, "kqv_out", il)
+        return x if wo is None else self.linear(wo, x, "attn_out", il)
+
+    @property
+    def n_stream(self) -> int:
+        return 1 if self.cp.kv_unified else self.dims.n_seqs
+
+    def _by_stream(self, q: Tensor) -> Tensor:
+        """[head, n_head, n_tokens] -> [head, n_head, n_tokens / n_stream, n_stream]"""
+        n = self.n_tokens // self.n_stream
+        return ops.view(q, (q.ne[0], q.ne[1], n, self.n_stream), (q.nb[1], q.nb[2], q.nb[2] * n))
+
+    def _flash(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, group: int, il: int, scale: float, sinks: Tensor | None) -> Tensor:
+        kv = self.memory.kv[group]
+        cells, spans = self.input(inputs.KVCells, self.memory, group, kv.n_cells, self.n_tokens, self.cp.causal)
+        x = ops.flash_attn_ext(q, k, v, mask, sinks, cells, spans, scale=scale, max_bias=self.hp.f_max_alibi_bias,
+                               logit_softcap=self.hp.f_attn_logit_softcapping)
+        return ops.reshape(self.cb(x, "kqv", il), (x.ne[0] * x.ne[1], self.n_tokens))
+
+    def _attn_mha(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, group: int, il: int, scale: float, sinks: Tensor | None) -> Tensor:
+        kq = self.cb(ops.mul_mat(k, q), "kq", il)                             # [n_kv, n_tokens/n_stream, n_head, n_stream]
+        if cap := self.hp.f_attn_logit_softcapping:
+            kq = self.cb(ops.scale(ops.tanh(ops.scale(kq, scale / cap)), cap), "kq_scaled", il)
+            scale = 1.0
+        kq = self.cb(ops.soft_max(kq, mask, sinks, scale, self.hp.f_max_alibi_bias), "kq_soft_max", il)
+        kqv = self.cb(ops.mul_mat(ops.cont(ops.transpose(v)), kq), "kqv", il)           # [head_v, n_tokens/n_stream, n_head, n_stream]
+        return ops.cont(ops.permute(kqv, (0, 2, 1, 3)), (kqv.ne[0] * kqv.ne[2], self.n_tokens))

@@ -1,0 +1,201 @@
+"""The ground of every graph: names, inputs, linear layers, norms, rotation, the rows asked for, the output head.
+
+In: hyperparameters, weights, context parameters, sizes. Out: named nodes, `x` in and `x` out. Node names are llama.cpp's,
+so that dumps of both can be compared.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .. import inputs, ops
+from ..cparams import CParams
+from ..graph import Graph
+from ..hparams import HParams
+from ..size import Size
+from ..tensor import Tensor
+from ..weights import Group, Param, Weights
+
+if TYPE_CHECKING:
+    from ..adapters import Adapters
+    from ..memory import Memory
+
+
+@dataclass(frozen=True)
+class Dims:
+    """The sizes of a batch as variables of the plan, at the largest values that the Context allows."""
+    n_tokens: int
+    n_seqs: int                     # sequences of an equal-length split
+    n_seq_tokens: int
+    n_outputs: int
+
+    @classmethod
+    def largest(cls, cp: CParams, recurrent: bool) -> Dims:
+        n_seqs = cp.n_seq_max if recurrent or not cp.kv_unified else 1
+        per_seq = -(-cp.n_ubatch // n_seqs)
+        return cls(Size.variable("n_tokens", n_seqs * per_seq), Size.variable("n_seqs", n_seqs),
+                   Size.variable("n_seq_tokens", per_seq), Size.variable("n_outputs", n_seqs * per_seq))
+
+
+class Core:
+    def __init__(self, hp: HParams, weights: Weights, cp: CParams, memory: Memory, dims: Dims, embd: bool = False,
+                 adapters: Adapters | None = None):
+        self.hp, self.w, self.cp, self.memory, self.dims = hp, weights, cp, memory, dims
+        self.embd, self.adapters = embd, adapters
+        self.g = Graph()
+        self.n_tokens = dims.n_tokens
+        self._inputs: dict[Any, inputs.Input] = {}
+
+    def layers(self) -> Iterator[tuple[int, Group]]:
+        """(il, weights of layer il)"""
+        return self.w.layers()
+
+    # --- names and inputs
+
+    def cb(self, x: Tensor, name: str, il: int = -1) -> Tensor:
+        """Name a node as llama.cpp does: `attn_norm-3`."""
+        x.name = f"{name}-{il}" if il >= 0 else name
+        return x
+
+    def input(self, kind: type[inputs.Input], *args: Any) -> tuple[Tensor, ...]:
+        """The tensors of an input; the same input asked for twice is one."""
+        key = (kind, *(a for a in args if a is not self.memory and a is not self.hp))
+        if key not in self._inputs:
+            self._inputs[key] = made = kind(*args)
+            self.g.inputs.append(made)
+        return self._inputs[key].tensors
+
+    def inp_embd(self) -> Tensor:
+        """The hidden states of the ubatch, F32 [n_embd, n_tokens]: rows of token_embd, or the vectors that were given."""
+        x, = self.input(inputs.Tokens, self.hp.n_embd, self.n_tokens, self.embd)
+        if not self.embd:
+            x = ops.get_rows(self.w.token_embd.weight, x)
+        if self.hp.f_embedding_scale:
+            x = ops.scale(x, self.hp.f_embedding_scale)
+        return self.cb(x, "inp_embd")
+
+    def inp_pos(self) -> Tensor:
+        n_axes = 4 if self.hp.rope_mode is not None and self.hp.rope_mode & ops.MROPE else 1
+        return self.input(inputs.Positions, self.n_tokens, n_axes)[0]
+
+    def out_ids(self, il: int, *xs: Tensor) -> tuple[Tensor, ...]:
+        """After the attention of the last layer only the rows asked for go on. Elsewhere nothing happens."""
+        if il != self.hp.n_layer - 1 or self.cp.embeddings:
+            return xs
+        ids, = self.input(inputs.OutputIds, self.dims.n_outputs)
+        return tuple(ops.get_rows(x, ids) for x in xs)
+
+    # --- layers of one matrix or one vector
+
+    def mm(self, p: Param, x: Tensor) -> Tensor:
+        """weight x, plus the low-rank products of the adapters that touch it."""
+        y = ops.mul_mat(p.weight, x)
+        if self.adapters:
+            y = self.adapters.linear(p, x, y)
+        return ops.mul(y, p.scale) if p.scale is not None else y
+
+    def linear(self, p: Param, x: Tensor, name: str = "", il: int = -1) -> Tensor:
+        """weight x + bias"""
+        y = self.mm(p, x)
+        if p.bias is not None:
+            if name:
+                self.cb(y, name, il)
+            y = ops.add(y, p.bias)
+        return self.cb(y, name, il) if name else y
+
+    def rms_norm(self, x: Tensor, p: Param | None, name: str = "norm", il: int = -1, eps: float | None = None) -> Tensor:
+        return self._affine(ops.rms_norm(x, self.hp.f_norm_rms_eps if eps is None else eps), p, name, il)
+
+    def layer_norm(self, x: Tensor, p: Param | None, name: str = "norm", il: int = -1) -> Tensor:
+        return self._affine(ops.norm(x, self.hp.f_norm_eps), p, name, il)
+
+    def norm(self, x: Tensor, p: Param | None, name: str = "norm", il: int = -1) -> Tensor:
+        """RMS norm where the file gives an epsilon for it, layer norm otherwise."""
+        return (self.rms_norm if self.hp.f_norm_rms_eps else self.layer_norm)(x, p, name, il)
+
+    def _affine(self, x: Tensor, p: Param | None, name: str, il: int) -> Tensor:
+        if p is not None:
+            x = ops.mul(self.cb(x, "norm", il), p.weight)
+            if p.bias is not None:
+                x = ops.add(self.cb(x, "norm_w", il), p.bias)
+        return self.cb(x, name, il)
+
+    # --- positions
+
+    def rope(self, x: Tensor, il: int, *, n_rot: int = 0, mode: int | None = None, freq_base: float = 0.0) -> Tensor:
+        """Rotate Q or K [head, n_head, n_tokens] by `inp_pos`; window layers have a base and scale of their own."""
+        hp, r = self.hp, self.cp.rope
+        swa = hp.is_swa(il)
+        mode = hp.rope_mode if mode is None else mode
+        assert mode is not None, f"architecture {hp.arch} names no rope mode"
+        y = ops.rope(x, self.inp_pos(), self._rope_factors(self.w.blk[il]), n_dims=n_rot or hp.n_rot, mode=mode,
+                     freq_base=freq_base or (hp.rope_freq_base_swa if swa else r.freq_base),
+                     freq_scale=hp.rope_freq_scale_swa if swa else r.freq_scale, ext_factor=r.ext_factor,
+                     attn_factor=r.attn_factor, beta_fast=r.beta_fast, beta_slow=r.beta_slow, n_ctx_orig=r.n_ctx_orig,
+                     sections=hp.rope_sections)
+        return self.cb(y, x.name)
+
+    def _rope_factors(self, w: Group) -> Tensor | None:
+        """llama3's factors; else LongRoPE's long or short ones by the context per sequence. Absent in most files."""
+        long = "rope_factors_long" if self.cp.n_ctx_seq > self.cp.rope.n_ctx_orig else "rope_factors_short"
+        for name in ("rope_freqs", long):
+            for where in (w, self.w):
+                p = vars(where).get(name)
+                if p is not None:
+                    weight: Tensor = p.weight
+                    return weight
+        return None
+
+    # --- the end
+
+    def residual(self, x: Tensor, branch: Tensor, name: str, il: int) -> Tensor:
+        """x + branch, the branch scaled where the model says so."""
+        if self.hp.f_residual_scale:
+            branch = ops.scale(branch, self.hp.f_residual_scale)
+        return self.cb(ops.add(branch, x), name, il)
+
+    def layer_out(self, x: Tensor, il: int) -> Tensor:
+        """The end of a layer: control vectors, then its name."""
+        if self.adapters:
+            x = self.adapters.control(x, il)
+        return self.cb(x, "l_out", il)
+
+    def finish(self, x: Tensor, norm: bool = True) -> None:
+        """The final norm, pooled embeddings where asked for, else the output head with its scale and soft cap."""
+        if norm:
+            x = self.norm(x, self.w.output_norm, "result_norm")
+        if self.cp.embeddings:
+            self.g.output("embd", self._pool(x))
+            if self.cp.pooling != "none":
+                return
+            x = ops.get_rows(x, self.input(inputs.OutputIds, self.dims.n_outputs)[0])
+        x = self.linear(self.w.output, x, "result_output_no_bias" if self.w.output.bias else "")
+        self.logits(x)
+
+    def logits(self, x: Tensor) -> None:
+        if self.hp.f_logit_scale:
+            x = ops.scale(x, self.hp.f_logit_scale)
+        if cap := self.hp.f_final_logit_softcapping:
+            x = ops.scale(ops.tanh(ops.scale(x, 1.0 / cap)), cap)
+        self.g.output("logits", self.cb(x, "result_output"))
+
+    def _pool(self, x: Tensor) -> Tensor:
+        """F32 [n_embd, n_pooled] of each sequence, or of each output row without pooling."""
+        n_pooled = Size.variable("n_pooled", self.cp.n_seq_max)
+        if self.cp.pooling == "none":
+            return self.cb(ops.get_rows(x, self.input(inputs.OutputIds, self.dims.n_outputs)[0]), "result_embd")
+        if self.cp.pooling == "mean":
+            mean, = self.input(inputs.PoolMean, self.n_tokens, n_pooled)
+            return self.cb(ops.mul_mat(ops.cont(ops.transpose(x)), mean), "result_embd_pooled")
+        rows, = self.input(inputs.PoolRows, n_pooled, self.cp.pooling == "last")
+        return self.cb(ops.get_rows(x, rows), "result_embd_pooled")
+
+
+def split(x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """Views of consecutive pieces of axis 0."""
+    out, start = [], 0
+    for n in sizes:
+        out.append(ops.view(x, (n, *x.ne[1:]), x.nb[1:], start * x.nb[0]))
+        start += n
+    return out

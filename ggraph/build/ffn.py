@@ -1,0 +1,41 @@
+"""Feed-forward blocks of dense layers. In: normed hidden states. Out: the block's result, named as llama.cpp does."""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .. import ops
+from ..tensor import Tensor
+from ..weights import Group, Param
+from .core import Core, split
+
+# activation -> (with a parallel gate, alone)
+ACTIVATIONS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor] | None, Callable[[Tensor], Tensor]]] = {
+    "silu": (ops.swiglu, ops.silu), "gelu": (ops.geglu, ops.gelu),
+    "gelu_erf": (ops.geglu_erf, ops.gelu_erf), "relu": (ops.reglu, ops.relu),
+    "relu_sqr": (None, lambda x: ops.sqr(ops.relu(x)))}
+
+
+class FeedForward(Core):
+    def ffn(self, w: Group, x: Tensor, il: int, act: str = "silu", suffix: str = "") -> Tensor:
+        """down(act(gate x) * up x), or down(act(up x)) for layers without a gate.
+
+        A gate and an up that the file holds as one matrix `ffn_up` of twice the rows are split (first half: gate).
+        """
+        gate: Param | None = vars(w).get("ffn_gate" + suffix)
+        up, down = getattr(w, "ffn_up" + suffix), getattr(w, "ffn_down" + suffix)
+        y = self.linear(up, x, "ffn_up", il)
+        if gate is not None:
+            y = self.gated(self.linear(gate, x, "ffn_gate", il), y, act)
+        elif up.weight.ne[1] == 2 * down.weight.ne[0]:
+            n = down.weight.ne[0]
+            y = self.gated(*split(y, (n, n)), act)
+        else:
+            y = self.activate(y, act)
+        return self.linear(down, self.cb(y, "ffn_act", il), "ffn_out", il)
+
+    def gated(self, gate: Tensor, up: Tensor, act: str) -> Tensor:
+        pair, single = ACTIVATIONS[act]
+        return pair(gate, up) if pair else ops.mul(single(gate), up)
+
+    def activate(self, x: Tensor, act: str) -> Tensor:
+        return ACTIVATIONS[act][1](x)

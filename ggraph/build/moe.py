@@ -1,0 +1,108 @@
+"""Mixture of experts: choose experts per token, run them, add them up weighted.
+
+In: normed hidden states [n_embd, n_tokens]. Out: the same shape. Every step of the routing is a node of its own.
+"""
+from __future__ import annotations
+
+from .. import ops
+from ..tensor import Tensor
+from ..weights import Group, Param
+from .core import Core, split
+from .ffn import FeedForward
+
+SOFTMAX, SIGMOID, SOFTMAX_WEIGHT, SQRT_SOFTPLUS = 1, 2, 3, 4          # `{arch}.expert_gating_func`
+
+
+class Experts(FeedForward, Core):
+    def moe(self, w: Group, x: Tensor, il: int, *, act: str = "silu", gating: int = SOFTMAX, norm_w: bool = True,
+            w_scale: float = 0.0, oai: tuple[float, float] | None = None, logits: Tensor | None = None,
+            weight_before_ffn: bool = False) -> Tensor:
+        """Experts of `blk.{il}`: router, gate/up/down of the chosen ones, weighted sum.
+
+        `norm_w` makes the chosen weights sum to 1, `w_scale` multiplies them (0: not), `oai` = (alpha, limit) takes
+        gpt-oss's activation, `logits` replaces the router's product.
+        """
+        n_tokens = x.ne[1]
+        chosen, weights = self._route(w, x, il, gating, norm_w, w_scale, logits)
+        y = ops.reshape(x, (x.ne[0], 1, n_tokens))
+        if weight_before_ffn:
+            y = ops.mul(ops.repeat(y, (x.ne[0], chosen.ne[0], n_tokens)), weights)
+        y = self._experts(w, y, chosen, il, act, oai)
+        if not weight_before_ffn:
+            y = self.cb(ops.mul(y, weights), "ffn_moe_weighted", il)
+        return self.cb(self._sum(y), "ffn_moe_out", il)
+
+    def _route(self, w: Group, x: Tensor, il: int, gating: int, norm_w: bool, w_scale: float, logits: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(chosen experts I32 [n_used, n_tokens], their weights [1, n_used, n_tokens])"""
+        n_used, n_tokens = self.hp.n_expert_used[il], x.ne[1]
+        if logits is None:
+            logits = self.linear(w.ffn_gate_inp, x, "ffn_moe_logits", il)
+        probs = self.cb(_probs(logits, gating), "ffn_moe_probs", il)
+        bias: Param | None = w.exp_probs_b
+        selection = probs if bias is None else self.cb(ops.add(probs, bias.weight), "ffn_moe_probs_biased", il)
+        chosen = self.cb(ops.top_k(self._limit_groups(selection, il), n_used), "ffn_moe_topk", il)
+        weights = self.cb(ops.get_rows(ops.reshape(probs, (1, probs.ne[0], n_tokens)), chosen), "ffn_moe_weights", il)
+        weights = ops.reshape(weights, (n_used, n_tokens))
+        if gating == SOFTMAX_WEIGHT:
+            weights = self.cb(ops.soft_max(weights), "ffn_moe_weights_softmax", il)
+        if norm_w:
+            total = ops.clamp(ops.sum_rows(weights), 6.103515625e-5, float("inf"))        # the smallest normal F16
+            weights = self.cb(ops.div(weights, total), "ffn_moe_weights_norm", il)
+        if w_scale not in (0.0, 1.0):
+            weights = self.cb(ops.scale(weights, w_scale), "ffn_moe_weights_scaled", il)
+        return chosen, ops.reshape(weights, (1, n_used, n_tokens))
+
+    def _limit_groups(self, selection: Tensor, il: int) -> Tensor:
+        """Only experts of the best groups stay: a group counts as much as its two best experts (DeepSeek V3)."""
+        hp, n_tokens = self.hp, selection.ne[1]
+        if hp.n_expert_groups <= 1:
+            return selection
+        n_expert, per_group = selection.ne[0], selection.ne[0] // hp.n_expert_groups
+        groups = ops.reshape(selection, (per_group, hp.n_expert_groups, n_tokens))
+        best = ops.get_rows(ops.reshape(groups, (1, *groups.ne[:3])), ops.top_k(groups, 2))          # [1, 2, n_groups, n_tokens]
+        scores = ops.reshape(ops.sum_rows(ops.reshape(best, best.ne[1:])), (hp.n_expert_groups, n_tokens))
+        chosen = self.cb(ops.top_k(scores, hp.n_group_used), "ffn_moe_group_topk", il)
+        kept = ops.get_rows(groups, chosen)                                                            # [per_group, n_group_used, n_tokens]
+        masked = ops.set_rows(ops.fill(groups, float("-inf")), kept, chosen)
+        return self.cb(ops.reshape(masked, (n_expert, n_tokens)), "ffn_moe_probs_masked", il)
+
+    def _experts(self, w: Group, x: Tensor, chosen: Tensor, il: int, act: str, oai: tuple[float, float] | None) -> Tensor:
+        """x [n_embd, 1 or n_used, n_tokens] -> the chosen experts' results [n_embd, n_used, n_tokens]"""
+        if w.ffn_gate_up_exps is not None:
+            both = self._expert_linear(w.ffn_gate_up_exps, x, chosen, "ffn_moe_gate_up", il)
+            gate, up = split(both, (both.ne[0] // 2,) * 2)
+        else:
+            up = self._expert_linear(w.ffn_up_exps, x, chosen, "ffn_moe_up", il)
+            gate = None if w.ffn_gate_exps is None else self._expert_linear(w.ffn_gate_exps, x, chosen, "ffn_moe_gate", il)
+        if oai:
+            assert gate is not None
+            y = ops.swiglu_oai(gate, up, *oai)
+        else:
+            y = self.activate(up, act) if gate is None else self.gated(gate, up, act)
+        return self._expert_linear(w.ffn_down_exps, self.cb(y, "ffn_moe_act", il), chosen, "ffn_moe_down", il)
+
+    def _expert_linear(self, p: Param, x: Tensor, chosen: Tensor, name: str, il: int) -> Tensor:
+        y = self.cb(ops.mul_mat_id(p.weight, x, chosen), name, il)
+        if self.adapters:
+            y = self.adapters.expert_linear(p, x, y, chosen)
+        if p.scale is not None:
+            picked = ops.get_rows(ops.reshape(p.scale, (1, p.scale.ne[0], 1)), ops.reshape(chosen, (chosen.ne[0] * chosen.ne[1],)))
+            y = ops.mul(y, ops.reshape(picked, (1, chosen.ne[0], chosen.ne[1])))
+        return y if p.bias is None else self.cb(ops.add_id(y, p.bias, chosen), name + "_biased", il)
+
+    def _sum(self, experts: Tensor) -> Tensor:
+        """[n_embd, n_used, n_tokens] -> [n_embd, n_tokens], added in the order of choice"""
+        n, used, n_tokens, _ = experts.ne
+        parts = [ops.view(experts, (n, n_tokens), (experts.nb[2],), i * experts.nb[1]) for i in range(used)]
+        total = parts[0] if used > 1 else ops.cont(parts[0])
+        for part in parts[1:]:
+            total = ops.add(total, part)
+        return total
+
+
+def _probs(logits: Tensor, gating: int) -> Tensor:
+    if gating == SIGMOID:
+        return ops.sigmoid(logits)
+    if gating == SQRT_SOFTPLUS:
+        return ops.sqrt(ops.softplus(logits))
+    return logits if gating == SOFTMAX_WEIGHT else ops.soft_max(logits)

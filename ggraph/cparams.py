@@ -1,0 +1,88 @@
+"""Context parameters: what one Context was asked for, resolved against its model's hyperparameters.
+
+In: the arguments of `Context` and `HParams`. Out: `CParams`, frozen; graphs and memory read it. Names are llama.cpp's.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .dtypes import DType
+from .errors import Error
+from .hparams import HParams
+
+POOLING = ("none", "mean", "cls", "last", "rank")        # llama.cpp's enum order
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotation parameters after YaRN's rules, as `ops.rope` takes them."""
+    freq_base: float
+    freq_scale: float
+    ext_factor: float
+    attn_factor: float
+    beta_fast: float
+    beta_slow: float
+    n_ctx_orig: int
+
+
+@dataclass(frozen=True)
+class CParams:
+    n_ctx: int
+    n_ctx_seq: int                  # cells that one sequence may use
+    n_batch: int
+    n_ubatch: int
+    n_seq_max: int
+    n_threads: int
+    n_threads_batch: int
+    kv_unified: bool
+    flash_attn: bool
+    causal: bool
+    embeddings: bool
+    pooling: str
+    type_k: DType
+    type_v: DType
+    swa_full: bool
+    rope: Rope
+
+    @property
+    def n_stream(self) -> int:
+        return 1 if self.kv_unified else self.n_seq_max
+
+
+ROPE_OPTIONS = ("scaling", "scale", "freq_base", "freq_scale", "yarn_orig_ctx", "yarn_ext_factor", "yarn_attn_factor",
+                "yarn_beta_slow", "yarn_beta_fast")
+
+
+def resolve_rope(hp: HParams, options: Mapping[str, Any] | None) -> Rope:
+    """YaRN's rules as llama.cpp applies them; `options` are the --rope-* and --yarn-* values that were given.
+
+    Negative or missing values mean: as the file says. The attention factor is divided by the one that the rope op itself
+    applies where YaRN is on, so that the file's meaning stays.
+    """
+    o = dict(options or {})
+    if unknown := set(o) - set(ROPE_OPTIONS):
+        raise Error(f"unknown rope option {sorted(unknown)[0]!r}; known ones: {', '.join(ROPE_OPTIONS)}")
+    scaling = o.get("scaling") or hp.rope_scaling
+    freq_scale = 1.0 / o["scale"] if o.get("scale") else o.get("freq_scale") or hp.rope_freq_scale
+    if scaling == "none":
+        freq_scale = 1.0
+    given = lambda name, default: default if o.get(name) is None or o[name] < 0 else float(o[name])  # noqa: E731
+    ext = given("yarn_ext_factor", hp.yarn_ext_factor)
+    if ext < 0:
+        ext = 1.0 if scaling == "yarn" else 0.0
+    attn = given("yarn_attn_factor", hp.yarn_attn_factor)
+    if ext:
+        factor = 1.0 / freq_scale
+        m = hp.rope_yarn_log_mul
+        attn = _mscale(factor, 1.0) if not m else _mscale(factor, hp.yarn_mscale or 1.0) / _mscale(factor, m)
+        attn /= 1.0 + 0.1 * math.log(factor)
+    return Rope(o.get("freq_base") or hp.rope_freq_base, freq_scale, ext, attn * hp.rope_attn_factor,
+                given("yarn_beta_fast", hp.yarn_beta_fast), given("yarn_beta_slow", hp.yarn_beta_slow),
+                int(o.get("yarn_orig_ctx") or hp.n_ctx_orig_yarn or hp.n_ctx_train))
+
+
+def _mscale(scale: float, mscale: float) -> float:
+    return 1.0 if scale <= 1.0 else 0.1 * mscale * math.log(scale) + 1.0

@@ -1,0 +1,208 @@
+"""Graph inputs: leaf tensors that fill themselves from the host before each run.
+
+In: the step at hand (ubatch, cells) and the memory's bookkeeping. Out: arrays for the input's tensors. Everything that
+differs between two batches with one graph key passes through here; what a class bakes into the graph instead, it must
+state in `key`, and the `Size` variables that its shapes use in `sizes`. It knows nothing of backends.
+"""
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable
+from typing import ClassVar
+
+import numpy as np
+
+from .hparams import HParams
+from .memory import Memory, Step
+from .memory.kv import ordered, visible
+from .tensor import F32, I32, Tensor, leaf
+
+
+class Input(ABC):
+    """One or more leaf tensors with one source. Subclasses register themselves, so that none can miss in the key."""
+    classes: ClassVar[list[type[Input]]] = []
+    tensors: tuple[Tensor, ...]
+
+    def __init_subclass__(cls) -> None:
+        Input.classes.append(cls)
+
+    @classmethod
+    @abstractmethod
+    def key(cls, step: Step) -> Hashable:
+        """What of this step is baked into the graph; None if nothing is."""
+
+    @abstractmethod
+    def fill(self, step: Step) -> tuple[np.ndarray, ...]:
+        """One array per tensor, C order, in the tensor's type."""
+
+
+def graph_key(step: Step) -> tuple[Hashable, ...]:
+    """The part of the graph's key that depends on the step: what the input classes bake in."""
+    return tuple(c.key(step) for c in Input.classes)
+
+
+def sizes(step: Step, memory: Memory) -> dict[str, int]:
+    """The value of every size variable for this step."""
+    u = step.ubatch
+    values = {"n_tokens": u.n_tokens, "n_seqs": u.n_seqs, "n_seq_tokens": u.n_seq_tokens, "n_outputs": int(u.output.sum())}
+    return values | memory.sizes(step)
+
+
+class Tokens(Input):
+    """`inp_tokens` I32 [n_tokens], or `inp_embd` F32 [n_embd, n_tokens] where the batch holds embeddings."""
+
+    def __init__(self, n_embd: int, n_tokens: int, embd: bool):
+        self.tensors = (leaf(F32, (n_embd, n_tokens), "inp_embd") if embd else leaf(I32, (n_tokens,), "inp_tokens"),)
+
+    @classmethod
+    def key(cls, step: Step) -> Hashable:
+        return "embd" if step.ubatch.embd is not None else "token"
+
+    def fill(self, step: Step) -> tuple[np.ndarray, ...]:
+        u = step.ubatch
+        data = u.embd if u.embd is not None else u.token
+        assert data is not None
+        return (data,)
+
+
+class Positions(Input):
+    """`inp_pos` I32 [n_axes * n_tokens], axis after axis. Text in a multi-axis model repeats its position on three axes."""
+
+    def __init__(self, n_tokens: int, n_axes: int):
+        self.n_axes = n_axes
+        self.tensors = (leaf(I32, (n_axes * n_tokens,), "inp_pos"),)
+
+    @classmethod
+    def key(cls, step: Step) -> Hashable:
+        return None
+
+    def fill(self, step: Step) -> tuple[np.ndarray, ...]:
+        pos = step.ubatch.pos
+        if len(pos) < self.n_axes:
+            pos = np.concatenate([np.repeat(pos[:1], self.n_axes - 1, 0), np.zeros_like(pos[:1])])
+        return (np.ascontiguousarray(pos[:self.n_axes]),)
+
+
+class OutputIds(Input):
+    """`inp_out_ids` I32 [n_outputs]: the rows of the ubatch whose result is asked for."""
+
+    def __init__(self, n_outputs: int):
+        self.tensors = (leaf(I32, (n_outputs,), "inp_out_ids"),)
+
+    @classmethod
+    def key(cls, step: Step) -> Hashable:
+        return None
+
+    def fill(self, step: Step) -> tuple[np.ndarray, ...]:
+        return (np.flatnonzero(step.ubatch.output).astype(np.int32),)
+
+
+class CellIds(Input):
+    """`kv_idxs` I32 [n_tokens]: the cache row (stream * size + cell) that each token's K and V are written to."""
+
+    def __init__(self, memory: Memory, group: int, n_tokens: int):
+        self.group, self.size = group, memory.kv[group].store.size
+        self.tensors = (leaf(I32, (n_tokens,), f"kv_idxs_{group}"),)
+
+    @classmethod
+    def key(cls, step: Step) -> Hashable:
+        return None
+
+    def fill(self, step: Step) -> tuple[np.ndarray, ...]:
+        slots = step.slots[self.group]
+        return ((slots.streams[:, None] * self.size + slots.cells).reshape(-1).astype(np.int32),)
+
+
+class KQMask(Input):
+    """`kq_mask` F32 [n_kv, n_tokens/n_stream, 1, n_stream]: 0 where a token sees a cell, -inf where not.
+
+    With ALiBi the zeros become minus the distance in positions.
+    """
+
+    def __init__(self, memory: Memory, group: int, n_kv: int, n_tokens: int, n_stream: int, causal: bool, alibi: bool):
+        self.memory, self.group, self.causal, self.alibi = memory, group, causal, alibi
+        self.tensors = (leaf(F32, (n_kv, n_tokens // n_stream, 1, n_stream), f"kq_mask_{group}"),)
+
+    @classmethod
+    def key(cls, step: Step) -> Hashable:
+        return None
+
+    def fill(self, step: Step) -> tuple[np.ndarray, ...]:
+        store, slots, u = self.memory.kv[self.group].store, step.slots[self.group], step.ubatch
+        n_kv, n_stream = store.n_kv(slots), len(slots.streams)
+        pos, seq = u.pos[0].reshape(n_stream, -1), u.seq.reshape(n_stream, -1)
+        mask = np.full((n_stream, 1, pos.shape[1], n_kv), -np.inf, np.float32)
+        for i, stream in enumerate(slots.streams):
+            cells = store.cells[stream]
+            seen = visible(cells, seq[i], pos[i], store.window, store.swa_type, self.causal, n_kv)
+            distance = np.abs(cells.pos[None, :n_kv] - pos[i][:, None]) if self.alibi else np.zeros((1, 1), np.float32)
+            np.copyto(mask[i, 0], -distance, where=seen)
+        return (mask,)
+
+
+class KVCells(Input):
+    """`kv_cells` I32 [n_cells] and `kv_spans` I32 [4, n_tokens]: the mask as lists of cells in position order."""
+
+    def __init__(self, memory: Memory, group: int, n_cells: int, n_tokens: int, causal: bool):
+        self.memory, self.group, self.causal = memory, group, causal
+        self.tensors = leaf(I32, (n_cells,), f"kv_cells_{group}"), leaf(I32, (n_tokens, 4), f"kv_spans_{group}")
+
+    @classmethod
+    def key(cls, step: Step) -> Hashable:
+        return None
+
+    def fill(self, step: Step) -> tuple[np.ndarray, ...]:
+        cells, spans = ordered(self.memory.kv[self.group].store, step.ubatch, step.slots[self.group], self.causal)
+        return cells, spans
+
+
+class AttnScale(Input):
+    """`attn_scale` F32 [1, 1, n_tokens]: Llama 4's temperature, log(floor((pos + offset) / floor) + 1) * scale + 1."""
+
+    def __init__(self, hp: HParams, n_tokens: int):
+        self.hp = hp
+        self.tensors = (leaf(F32, (1, 1, n_tokens), "attn_scale"),)
+
+    @classmethod
+    def key(cls, step: Step) -> Hashable:
+        return None
+
+    def fill(self, step: Step) -> tuple[np.ndarray, ...]:
+        hp, pos = self.hp, step.ubatch.pos[0].astype(np.float32)
+        steps = np.floor((pos + np.float32(hp.f_attn_temp_offset)) / np.float32(hp.n_attn_temp_floor_scale))
+        return ((np.log(steps + 1) * np.float32(hp.f_attn_temp_scale) + 1).astype(np.float32),)
+
+
+class PoolMean(Input):
+    """`inp_mean` F32 [n_tokens, n_pooled]: row s averages the tokens of sequence s."""
+
+    def __init__(self, n_tokens: int, n_pooled: int):
+        self.tensors = (leaf(F32, (n_tokens, n_pooled), "inp_mean"),)
+
+    @classmethod
+    def key(cls, step: Step) -> Hashable:
+        return None
+
+    def fill(self, step: Step) -> tuple[np.ndarray, ...]:
+        seq = step.ubatch.seq
+        member = (np.unique(seq)[:, None] == seq[None, :]).astype(np.float32)
+        return (member / member.sum(1, keepdims=True, dtype=np.float32),)
+
+
+class PoolRows(Input):
+    """`inp_cls` I32 [n_pooled]: the row of each sequence's first (cls) or last token."""
+
+    def __init__(self, n_pooled: int, last: bool):
+        self.last = last
+        self.tensors = (leaf(I32, (n_pooled,), "inp_cls"),)
+
+    @classmethod
+    def key(cls, step: Step) -> Hashable:
+        return None
+
+    def fill(self, step: Step) -> tuple[np.ndarray, ...]:
+        u = step.ubatch
+        pick = (lambda rows: rows[u.pos[0][rows].argmax()]) if self.last else (lambda rows: rows[u.pos[0][rows].argmin()])
+        return (np.array([pick(np.flatnonzero(u.seq == s)) for s in np.unique(u.seq)], np.int32),)
+
+

@@ -1,0 +1,134 @@
+"""A graph ready to run: its splits compiled on their backends, its inputs, its outputs; and the cache of plans.
+
+In: a built graph. Out: `Plan.run(step)`. A plan is made once per graph key, at the largest sizes, and resized for the
+batch at hand; keys and sizes come from the caller, the maths from the backends.
+"""
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..backend import Backend, Compiled
+from ..graph import Graph
+from ..size import Sizes
+from ..tensor import Tensor
+from . import alloc
+from .assign import Home, assign
+from .split import Split, split
+
+Watch = Callable[[Tensor], bool]
+See = Callable[["Plan", Tensor], None]
+
+
+class Plan:
+    def __init__(self, graph: Graph, backends: Sequence[Backend], home: Home, arenas: Mapping[Backend, alloc.Arena],
+                 watch: Watch | None = None):
+        self.graph, self.backends = graph, backends
+        watched = {n for n in graph.computed() if watch(n)} if watch else set()
+        self.splits = split(graph, assign(graph, backends, home), watched)
+        self.moved = self._allocate(arenas, watched)
+        self.compiled = self._compile()
+        reads = set().union(*(c.reads for c in self.compiled)) | {src for s in self.splits for src, _ in s.copies}
+        self.inputs = [i for i in graph.inputs if any(t in reads for t in i.tensors)]
+        self.values: Mapping[str, int] | None = None
+        watched_sizes = [n for t in self._visible(watched) for n in (*t.ne, *t.nb, t.view_offs)]
+        self._visible_sizes = Sizes(watched_sizes)
+        self._shapes: dict[Tensor, tuple[int, ...]] = {}
+
+    def _visible(self, watched: Collection[Tensor]) -> list[Tensor]:
+        """Tensors whose present shape the host asks for: outputs, watched nodes, copies."""
+        self.seen = [*self.graph.outputs.values(), *watched, *(t for s in self.splits for pair in s.copies for t in pair)]
+        return self.seen
+
+    def _allocate(self, arenas: Mapping[Backend, alloc.Arena], watched: Collection[Tensor]) -> bool:
+        """Offsets for everything; True if an arena had to grow, which makes other plans invalid."""
+        device = {b: self.backends[-1] if b.host else b for b in self.backends}
+        leaves = [t for i in self.graph.inputs for t in i.tensors]
+        keep = [*self.graph.outputs.values(), *watched]
+        lives = alloc.lifetimes(self.splits, leaves, keep, device)
+        totals = alloc.allocate(lives, watched)
+        moved = [arenas[b].reserve(n) for b, n in totals.items()]
+        for life in lives:
+            life.tensor.buffer = arenas[life.device].buffer
+        return any(moved)
+
+    def _compile(self) -> list[Compiled]:
+        """From the last split to the first, so that each knows what is read after it."""
+        after: set[Tensor] = {t.root for t in self.graph.outputs.values()}
+        compiled = []
+        for part in reversed(self.splits):
+            compiled.append(part.backend.compile(part.nodes, after | ({part.watched.root} if part.watched else set())))
+            after |= {s.root for n in part.nodes for s in n.src if s is not None} | {s for s, _ in part.copies}
+        return compiled[::-1]
+
+    def resize(self, values: Mapping[str, int]) -> bool:
+        """Take over the sizes of the next batch; True if anything changed."""
+        if values == self.values:
+            return False
+        for c in self.compiled:
+            c.resize(values)
+        numbers = self._visible_sizes(values).tolist()
+        self._shapes = {t: tuple(numbers[i * 9:i * 9 + 9]) for i, t in enumerate(self.seen)}
+        self.values = dict(values)
+        return True
+
+    def fill(self, step: Any) -> None:
+        host = self.backends[-1]
+        for source in self.inputs:
+            for tensor, data in zip(source.tensors, source.fill(step)):
+                host.upload(tensor.buffer, tensor.offset, data)
+
+    def run(self, n_threads: int = 1, see: See | None = None) -> None:
+        """Run all splits; `see` is called after each watched node."""
+        for part, compiled in zip(self.splits, self.compiled):
+            self._copy_in(part)
+            compiled.run(n_threads)
+            if part.watched is not None and see is not None:
+                see(self, part.watched)
+
+    def _copy_in(self, part: Split) -> None:
+        for source, twin in part.copies:
+            data = self._bytes(source)
+            part.backend.upload(twin.buffer, twin.offset, data)
+
+    def _bytes(self, tensor: Tensor) -> np.ndarray:
+        shape = self._shapes[tensor]
+        nbytes = tensor.type.row_bytes(shape[0]) * shape[1] * shape[2] * shape[3]
+        buffer, offset = tensor.root.buffer, tensor.root.offset + shape[8]
+        return self.backends[-1].download(buffer, offset, nbytes)
+
+    def array(self, tensor: Tensor) -> np.ndarray:
+        """The present contents of an output or watched node: NumPy order, a view where the device is the host."""
+        shape = self._shapes[tensor]
+        dtype = tensor.type.np
+        assert dtype is not None, f"{tensor!r} has no NumPy type"
+        flat = self._bytes(tensor).view(dtype)
+        return flat.reshape(shape[3::-1])
+
+    def write(self, tensor: Tensor, data: np.ndarray) -> None:
+        """Replace the contents of a watched node."""
+        self.backends[-1].upload(tensor.root.buffer, tensor.root.offset + self._shapes[tensor][8], np.ascontiguousarray(data))
+
+
+class PlanCache:
+    """Plans by graph key, the least recently used dropped first."""
+
+    def __init__(self, size: int = 32):
+        self.size = size
+        self.plans: OrderedDict[Hashable, Plan] = OrderedDict()
+
+    def get(self, key: Hashable) -> Plan | None:
+        plan = self.plans.get(key)
+        if plan is not None:
+            self.plans.move_to_end(key)
+        return plan
+
+    def put(self, key: Hashable, plan: Plan) -> None:
+        if plan.moved:
+            self.plans.clear()
+        self.plans[key] = plan
+        while len(self.plans) > self.size:
+            self.plans.popitem(last=False)
