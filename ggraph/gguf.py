@@ -30,9 +30,11 @@ Bytes = npt.NDArray[np.uint8]
 MAX_DIMS = 4
 MAX_NAME = 65535        # the specification's limit for keys; tensor names stay far below it
 MAX_DEPTH = 4           # arrays of arrays of ...
-MAX_ITEMS = 1 << 24     # strings and inner arrays of one file: each is walked, so this bounds time and memory
-INNER_ARRAY_COST = 64   # walking an inner array costs about as much as walking that many strings
+MAX_VALUE = 1 << 30     # bytes of one string or array
+MAX_STEPS = 1 << 24     # what is walked one by one when a file is opened: this bounds time and memory
+STRING_STEPS, ENTRY_STEPS = 1, 64   # a string of an array; a key, tensor or inner array, which costs as much as 64
 DEFAULT_ALIGNMENT = 32
+MAX_SPLIT = 99999
 SPLIT_NAME = "{}-{:05d}-of-{:05d}.gguf"
 
 SCALARS = {0: ("UINT8", "<u1"), 1: ("INT8", "<i1"), 2: ("UINT16", "<u2"), 3: ("INT16", "<i2"), 4: ("UINT32", "<u4"),
@@ -53,9 +55,7 @@ LOOKALIKES = (
     (b"pk\x03\x04", "it is a zip archive or a PyTorch checkpoint: unpack it, or convert it to GGUF"),
     (b"\x1f\x8b", "it is compressed with gzip: unpack it first"),
     (b"\x28\xb5\x2f\xfd", "it is compressed with zstd: unpack it first"),
-    (b"lmgg", "it is a GGML file from before GGUF: download a GGUF of this model"),
-    (b"fmgg", "it is a GGML file from before GGUF: download a GGUF of this model"),
-    (b"tjgg", "it is a GGML file from before GGUF: download a GGUF of this model"),
+    ((b"lmgg", b"fmgg", b"tjgg"), "it is a GGML file from before GGUF: download a GGUF of this model"),
     (b"alag", "it is a LoRA file from before GGUF: convert it again"),
     (b"{", "it is JSON text, not a model: download the file itself"),
     (b"\0\0\0\0", "it starts with zeros, so the download was probably never finished: download it again"),
@@ -77,7 +77,7 @@ class _Map:
     """One mapped file and a cursor. Every read is checked against the size of the file."""
 
     def __init__(self, path: Path):
-        self.path, self.pos, self.n_items = path, 0, 0
+        self.path, self.pos, self.n_steps = path, 0, 0
         try:
             with path.open("rb") as file:
                 self.size = os.fstat(file.fileno()).st_size
@@ -118,6 +118,11 @@ class _Map:
         self.pos = end
         return pos
 
+    def take_value(self, nbytes: int, what: str) -> int:
+        if nbytes > MAX_VALUE:
+            raise self.fail(f"{what} claims {nbytes} bytes (at most {MAX_VALUE}): the header is damaged")
+        return self.take(nbytes, what)
+
     def number(self, code: str, what: str) -> int:
         return int(struct.unpack_from(code, self.open_map(), self.take(struct.calcsize(code), what))[0])
 
@@ -140,7 +145,7 @@ class _Map:
             return Value(kind, self.take(np.dtype(code).itemsize, what))
         if type_id == STRING:
             n = self.number("<Q", f"the length of {what}")
-            return Value("STRING", self.take(n, what), n)
+            return Value("STRING", self.take_value(n, what), n)
         if type_id == ARRAY:
             return self.array(what, depth)
         raise self.fail(f"{what} has value type {type_id}, which GGUF does not have: the header is damaged, "
@@ -151,7 +156,7 @@ class _Map:
         n = self.number("<Q", f"the element count of {what}")
         if item_type in SCALARS:
             kind, code = SCALARS[item_type]
-            return Value(f"ARRAY:{kind}", self.take(n * np.dtype(code).itemsize, f"{what} ({n} elements)"), n)
+            return Value(f"ARRAY:{kind}", self.take_value(n * np.dtype(code).itemsize, what), n)
         if item_type == STRING:
             return self.strings(what, n)
         if item_type != ARRAY:
@@ -159,20 +164,19 @@ class _Map:
                             "the header is damaged, or newer than this version of ggraph")
         if depth + 1 >= MAX_DEPTH:
             raise self.fail(f"{what} nests arrays deeper than {MAX_DEPTH}: the header is damaged")
-        self.spend(n, 12, INNER_ARRAY_COST, what)
+        self.spend(n, 12, ENTRY_STEPS, f"{what}: array of {n} arrays")
         pos = self.pos
         return Value("ARRAY:ARRAY", pos, n, None, tuple(self.array(what, depth + 1) for _ in range(n)))
 
-    def spend(self, n: int, min_bytes: int, cost: int, what: str) -> None:
-        """Refuse a count that the file cannot hold, or that would take unbounded time and memory to walk."""
-        self.n_items += n * cost
-        if n * min_bytes > self.size - self.pos or self.n_items > MAX_ITEMS:
-            raise self.fail(f"{what} claims {n} elements, more than the file can hold or a model can need: "
-                            "the header is damaged")
+    def spend(self, n: int, least: int, steps: int, what: str) -> None:
+        """Refuse a count of entries, `least` bytes each, that the file cannot hold or that would take too long."""
+        self.n_steps += n * steps
+        if n * least > self.size - self.pos or self.n_steps > MAX_STEPS:
+            raise self.fail(f"{what}: that is more than the file can hold or a model can need: the header is damaged")
 
     def strings(self, what: str, n: int) -> Value:
         """Walk an array of strings. This loop is most of the time it takes to open a file."""
-        self.spend(n, 8, 1, what)
+        self.spend(n, 8, STRING_STEPS, f"{what}: array of {n} strings")
         pos, length_at, mm, starts = self.pos, struct.Struct("<Q").unpack_from, self.open_map(), array("q")
         at = pos
         try:
@@ -182,7 +186,7 @@ class _Map:
             starts.append(at)
         except (struct.error, OverflowError, IndexError):
             at = self.size + 1
-        self.take(at - pos, f"string {len(starts)} of {n} of {what}")
+        self.take_value(at - pos, f"string {min(len(starts), n)} of {n} of {what}")
         return Value("ARRAY:STRING", pos, n, starts)
 
     def decode(self, v: Value) -> Any:
@@ -302,38 +306,37 @@ class TensorInfo:
 
 
 class _Shard:
-    """One file of the set, read and checked."""
+    """One file of the set, read and checked. `no` is its place among the `n_split` files of its set."""
 
-    def __init__(self, path: Path, index: int = 0):
-        self.index = index
-        self.source = source = _Map(path)
+    def __init__(self, path: Path):
+        self.source = _Map(path)
         try:
             self._read_header()
-        except BaseException:
-            source.close()
-            raise
+        except GGUFError:
+            self.source.close()
+            piece = RAW_PIECE.search(path.name)
+            if piece is None:
+                raise
+            whole = path.name[:piece.start()]
+            raise self.source.fail("by its name this is a raw piece of a larger file: join all pieces in order, for "
+                                   f"example `cat {whole}{piece[0][0]}* > {whole.removesuffix('.gguf')}.gguf`, "
+                                   "and open the result") from None
 
     def _read_header(self) -> None:
         source = self.source
         self._check_magic()
         self.version = self._read_version()
         n_tensors, n_kv = source.number("<Q", "the tensor count"), source.number("<Q", "the key/value count")
-        for n, what, least in ((n_kv, "key/values", 13), (n_tensors, "tensors", 24)):
-            if n * least > source.size:
-                raise source.fail(f"the header claims {n} {what}, more than a file of {source.size} bytes can hold: "
-                                  "the header is damaged")
+        source.spend(n_kv, 13, ENTRY_STEPS, f"{n_kv} key/values")
         self.kv = KV(source, self._read_values(n_kv))
+        self.n_split, self.no = self._read_split()
         self.alignment = self._read_alignment()
+        source.spend(n_tensors, 24, ENTRY_STEPS, f"{n_tensors} tensors")
         self.tensors = self._read_tensors(n_tensors)
         self._check_extents()
 
     def _check_magic(self) -> None:
         source = self.source
-        piece = RAW_PIECE.search(source.path.name)
-        if piece:
-            whole = source.path.name[:piece.start()]
-            raise source.fail("by its name this is a raw piece of a larger file: join the pieces in order, for example "
-                              f"`cat {whole}{piece[0][0]}* > {whole.removesuffix('.gguf')}.gguf`, and open the result")
         start = bytes(source.view(0, 512))
         if start[:4] == b"GGUF":
             source.pos = 4
@@ -370,6 +373,13 @@ class _Shard:
             values[key] = source.value(type_id, repr(key))
         return values
 
+    def _read_split(self) -> tuple[int, int]:
+        """(files in the set, place of this one), (1, 0) if it stands alone."""
+        count, no = self.kv.get("split.count", 0), self.kv.get("split.no", 0)
+        if type(count) is not int or type(no) is not int or not 0 <= no < max(count, 1) <= MAX_SPLIT:
+            raise self.source.fail(f"split.count is {count!r} and split.no {no!r}: the header is damaged")
+        return max(count, 1), no
+
     def _read_alignment(self) -> int:
         alignment = self.kv.get("general.alignment", DEFAULT_ALIGNMENT)
         if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1):
@@ -398,7 +408,7 @@ class _Shard:
             raise source.fail(f"tensor {name!r} has {n_dims} dimensions (at most {MAX_DIMS}): the header is damaged")
         pos = source.take(8 * n_dims + 12, f"the shape, type and offset of {name!r}")
         *ne, type_id, offset = struct.unpack_from(f"<{n_dims}QIQ", source.open_map(), pos)
-        tensor = TensorInfo(name, tuple(ne) or (1,), type_id, offset, self.index, source)
+        tensor = TensorInfo(name, tuple(ne) or (1,), type_id, offset, self.no, source)
         if max(tensor.ne) >= 1 << 63 or tensor.n_elements >= 1 << 63:
             raise source.fail(f"tensor {name!r} has the shape {list(tensor.ne)}, which no file can hold: "
                               "the header is damaged")
@@ -446,57 +456,45 @@ class File:
         self.size = sum(s.source.size for s in self._shards)
 
     def _open_set(self) -> None:
-        """Replace the one opened part by all parts of its set, in order."""
+        """Open the other files of the set of which one is open."""
         opened = self._shards[0]
-        count, no = self._split_numbers(opened)
-        if count <= 1:
+        count, ending = opened.n_split, SPLIT_NAME.format("", opened.no + 1, opened.n_split)
+        if count == 1:
             return
-        fail, ending = opened.source.fail, SPLIT_NAME.format("", no + 1, count)
         if not self.path.name.endswith(ending):
-            raise fail(f"it says that it is part {no + 1} of {count}, so its name must end in {ending!r}: "
-                       "rename the parts as they were when published")
+            raise opened.source.fail(f"it says that it is part {opened.no + 1} of {count}, so its name must end in "
+                                     f"{ending!r}: rename the parts as they were when published")
         prefix = self.path.name.removesuffix(ending)
         paths = [self.path.with_name(SPLIT_NAME.format(prefix, i + 1, count)) for i in range(count)]
         missing = [p.name for p in paths if not p.is_file()]
         if missing:
-            raise fail(f"{len(missing)} of the {count} parts are missing: {', '.join(missing[:20])}"
-                       f"{', ...' if len(missing) > 20 else ''}: download them into {self.path.parent}")
-        for i, path in enumerate(paths[:no]):
-            self._shards.insert(i, _Shard(path, i))
-        for i, path in enumerate(paths[no + 1:], no + 1):
-            self._shards.append(_Shard(path, i))
+            names = ", ".join(missing[:20]) + (f" and {len(missing) - 20} more" if len(missing) > 20 else "")
+            raise opened.source.fail(f"{len(missing)} of the {count} parts of the set are missing, download them "
+                                     f"into the same folder: {names}")
+        for path in paths[:opened.no] + paths[opened.no + 1:]:
+            self._shards.append(_Shard(path))
+        self._shards.sort(key=lambda shard: paths.index(shard.source.path))
         self._check_set(count)
 
     def _check_set(self, count: int) -> None:
         for i, shard in enumerate(self._shards):
-            shard.index = i
-            if self._split_numbers(shard) != (count, i):
+            if (shard.n_split, shard.no) != (count, i):
                 raise shard.source.fail(f"it does not say that it is part {i + 1} of {count}, as its name does: "
                                         "it belongs to another set, download it again")
-        n_tensors = sum(len(s.tensors) for s in self._shards)
-        expected = self._shards[0].kv.get("split.tensors.count", n_tensors)
+        n_tensors, first = sum(len(s.tensors) for s in self._shards), self._shards[0]
+        expected = first.kv.get("split.tensors.count", n_tensors)
         if n_tensors != expected:
-            raise self._shards[0].source.fail(f"the {count} parts hold {n_tensors} tensors, {expected} are promised: "
-                                              "the parts do not belong together, download them again")
-
-    @staticmethod
-    def _split_numbers(shard: _Shard) -> tuple[int, int]:
-        """(number of parts, index of this part), (1, 0) for a single file."""
-        count, no = shard.kv.get("split.count", 1), shard.kv.get("split.no", 0)
-        if type(count) is not int or type(no) is not int or not 0 <= no < max(count, 1) <= 99999:
-            raise shard.source.fail(f"split.count is {count!r} and split.no {no!r}: the header is damaged")
-        return max(count, 1), no
+            raise first.source.fail(f"the {count} parts hold {n_tensors} tensors, {expected} are promised: "
+                                    "the parts do not belong together, download them again")
 
     def _join_tensors(self) -> dict[str, TensorInfo]:
         tensors: dict[str, TensorInfo] = {}
-        for i, shard in enumerate(self._shards):
-            for name, tensor in shard.tensors.items():
-                tensor.shard = i
-                if name in tensors:
-                    other = self._shards[tensors[name].shard].source.path.name
-                    raise shard.source.fail(f"tensor {name!r} is also in {other}: "
-                                            "the parts do not belong together, download them again")
-                tensors[name] = tensor
+        for shard in self._shards:
+            twice = tensors.keys() & shard.tensors.keys()
+            if twice:
+                raise shard.source.fail(f"tensor {min(twice)!r} is also in an earlier part of the set: "
+                                        "the parts do not belong together, download them again")
+            tensors |= shard.tensors
         return tensors
 
     @property
