@@ -185,7 +185,7 @@ class _Map:
                 at += 8 + length_at(mm, at)[0]
             starts.append(at)
         except (struct.error, OverflowError, IndexError):
-            at = self.size + 1
+            at += 8     # this length lies beyond the end
         self.take_value(at - pos, f"string {min(len(starts), n)} of {n} of {what}")
         return Value("ARRAY:STRING", pos, n, starts)
 

@@ -300,7 +300,7 @@ def test_truncation_names_the_first_tensor_beyond_the_end(write: Write) -> None:
     (build({"general.alignment": text("32")}), "general.alignment is '32'"),
     (build({"split.count": scalar("UINT16", 2), "split.no": scalar("UINT16", 2)}), "split.count is 2 and split.no 2"),
     (build({"split.count": scalar("UINT64", 2**60)}), "split.count"),
-])
+], ids=lambda value: value if isinstance(value, str) else "")
 def test_damaged_headers(write: Write, content: bytes, says: str) -> None:
     refused(write(content), says)
 
