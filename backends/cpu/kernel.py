@@ -1,0 +1,199 @@
+"""`@kernel`: a Python function `k(p, ith, nth)` becomes native code with an address.
+
+Comes in: functions written with `simd`. Goes out: Kernel objects whose `.address` is a C function
+`void(int64 p, int64 ith, int64 nth)`: the parameter block's address, the thread's index and the number of threads.
+Must not know: plans, threads, tensors.
+
+Numba only translates to LLVM IR; target, optimisation, object code and loading are ours. So a kernel that is in the
+cache needs no Numba at all, and `simd` (which is Numba) is a module that loads on first use. Kernels cannot raise:
+nothing of Python is linked in, and they report failures with `simd.fail(code)`.
+
+    @kernel                               @template                         @inline
+    def scale(p, ith, nth):               def unary(op):                    def rows(p, i): ...
+        ...                                   def k(p, ith, nth): ...
+                                              return k
+    scale.address                         unary("silu").address             callable from kernels
+"""
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, cast
+
+import llvmlite.binding as llvm
+
+from . import cache, control, targets
+from .targets import Target
+
+Body = Callable[[Any, Any, Any], None]
+Function = TypeVar("Function", bound=Callable[..., Any])
+_lock = threading.RLock()
+_engines: dict[Target, llvm.ExecutionEngine] = {}
+
+
+def _lazy(name: str) -> Any:
+    """The module `name` of this backend, whose code runs when an attribute is first read."""
+    name = f"{__package__}.{name}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.find_spec(name)
+    assert spec and spec.loader
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+simd, vmath, atomic = _lazy("simd"), _lazy("vmath"), _lazy("atomic")
+
+
+class Kernel:
+    """Native code, made on first use. `name` is unique in this backend and names the cached object."""
+
+    def __init__(self, name: str, build: Callable[[], Body]):
+        self.name, self._build = name, build
+        self._addresses: dict[Target, int] = {}
+
+    @property
+    def address(self) -> int:
+        """Address of the compiled function: from this process, from the cache, or compiled now."""
+        target = targets.current()
+        if target not in self._addresses:
+            with _lock:
+                self._addresses[target] = _link(self.name, self._object(target), target)
+        return self._addresses[target]
+
+    @property
+    def cached(self) -> bool:
+        """Whether `address` needs no compiling."""
+        target = targets.current()
+        return target in self._addresses or cache.load(self.name, target) is not None
+
+    def assembly(self, target: Target) -> str:
+        """The code for any target, also one that cannot run here."""
+        with _lock, targets.using(target):
+            machine = targets.machine(target, jit=False)
+            return str(machine.emit_assembly(_module(self.name, self._build(), machine)))
+
+    def _object(self, target: Target) -> bytes:
+        code = cache.load(self.name, target)
+        if code is None:
+            machine = targets.machine(target)
+            code = machine.emit_object(_module(self.name, self._build(), machine))
+            cache.store(self.name, target, code)
+        return code
+
+    def __repr__(self) -> str:
+        return f"<kernel {self.name}>"
+
+
+def kernel(fn: Body) -> Kernel:
+    """Decorator: the function as a Kernel named after its module and itself."""
+    return Kernel(f"{fn.__module__.rpartition('.')[2]}.{fn.__qualname__}", lambda: fn)
+
+
+def template(build: Callable[..., Body]) -> Callable[..., Kernel]:
+    """Decorator: `build(*args)` returns a body; the result maps args to one Kernel each. Args must print stably."""
+    prefix = f"{build.__module__.rpartition('.')[2]}.{build.__qualname__}"
+
+    @functools.cache
+    def make(*args: Any) -> Kernel:
+        return Kernel("-".join([prefix, *map(str, args)]), lambda: build(*args))
+    return make
+
+
+class _Inline:
+    """What Numba sees of a function that kernels call: `_numba_type_`."""
+
+    def __init__(self, fn: Callable[..., Any]):
+        self.fn, self.__name__, self.__doc__ = fn, fn.__name__, fn.__doc__
+        self._dispatchers: dict[Target, Any] = {}
+
+    @property
+    def _numba_type_(self) -> Any:
+        target = targets.current()                      # operations inside lower differently per target
+        if target not in self._dispatchers:
+            self._dispatchers[target] = simd.dispatcher(self.fn)
+        return self._dispatchers[target]._numba_type_
+
+
+def inline(fn: Function) -> Function:
+    """Decorator: a function that kernels can call; always inlined, never run by Python."""
+    return cast(Function, _Inline(fn))
+
+
+def compile_all(kernels: Iterable[Kernel], progress: Callable[[int, int], None] | None = None) -> int:
+    """Load every kernel, compiling those that are not cached; `progress(done, total)` counts the latter.
+    Returns how many were compiled."""
+    todo = list(dict.fromkeys(kernels))
+    missing = [k for k in todo if not k.cached]
+    for i, k in enumerate(missing):
+        if progress:
+            progress(i, len(missing))
+        _ = k.address
+    if progress and missing:
+        progress(len(missing), len(missing))
+    for k in todo:
+        _ = k.address
+    return len(missing)
+
+
+def _module(name: str, body: Body, machine: llvm.TargetMachine) -> llvm.ModuleRef:
+    """Optimised LLVM module with one exported function, called `name`."""
+    for lazy_module in (simd, vmath, atomic):
+        _ = lazy_module.__doc__                         # Numba must know all operations before it starts
+    text, entry = simd.to_llvm(body)
+    module = _parse(text, machine)
+    module.link_in(_parse(_ENTRY.format(name=name, entry=entry), machine))
+    for fn in module.functions:
+        if not fn.is_declaration and fn.name != name:
+            fn.linkage = llvm.Linkage.internal
+            fn.add_function_attribute("alwaysinline")
+    for variable in module.global_variables:
+        if not variable.is_declaration:
+            variable.linkage = llvm.Linkage.internal
+    tuning = llvm.create_pipeline_tuning_options(speed_level=3)
+    builder = llvm.create_pass_builder(machine, tuning)
+    builder.getModulePassManager().run(module, builder)
+    foreign = [f.name for f in module.functions
+               if f.is_declaration and f.name.startswith(("Py", "_Py", "numba_", "NRT_"))]
+    assert not foreign, f"kernel {name} may raise or allocate ({', '.join(foreign)})"
+    module.verify()
+    return module
+
+
+def _parse(text: str, machine: llvm.TargetMachine) -> llvm.ModuleRef:
+    """The text as a module for `machine`, whatever host it was written on."""
+    head = ("target triple", "target datalayout")
+    lines = [line for line in text.splitlines() if not line.startswith(head)]
+    module = llvm.parse_assembly("\n".join([f'target datalayout = "{machine.target_data}"',
+                                            f'target triple = "{machine.triple}"', *lines]))
+    return module
+
+
+# Numba's calling convention: status <- (return value*, exception*, arguments...).
+_ENTRY = """
+declare i32 @"{entry}"(ptr, ptr, i64, i64, i64)
+define void @"{name}"(i64 %p, i64 %ith, i64 %nth) {{
+  %value = alloca ptr
+  %exception = alloca ptr
+  %status = call i32 @"{entry}"(ptr %value, ptr %exception, i64 %p, i64 %ith, i64 %nth)
+  ret void
+}}
+"""
+
+
+def _link(name: str, code: bytes, target: Target) -> int:
+    """Load object code into this process; the address of its function `name`."""
+    control.publish()                                   # LLVM ends the process when a symbol is missing
+    if target not in _engines:
+        empty = llvm.parse_assembly(f'target triple = "{target.triple}"')
+        _engines[target] = llvm.create_mcjit_compiler(empty, targets.machine(target))
+    engine = _engines[target]
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    return int(engine.get_function_address(name))
