@@ -8,6 +8,7 @@ from ggraph.quants.base import Array, Blocks, Quant, bits, column, split
 
 # What the 16 codes of IQ4_NL and IQ4_XS stand for (format fact: kvalues_iq4nl in ggml-common.h).
 IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
+_FLT_MAX = np.finfo(np.float32).max
 _IQ4_LEAST = np.float32(1e-15)      # ggml stores blocks below this as zero
 
 
@@ -32,8 +33,9 @@ def _extreme(x: Array) -> Array:
 
 def _range(x: Array) -> tuple[Array, Array]:
     """(smallest, largest) [n, 1], the first of equals as in C (it decides the sign of a zero)."""
-    low, high = x.argmin(axis=-1, keepdims=True), x.argmax(axis=-1, keepdims=True)
-    return np.take_along_axis(x, low, -1), np.take_along_axis(x, high, -1)
+    low = np.take_along_axis(x, x.argmin(axis=-1, keepdims=True), -1)
+    high = np.take_along_axis(x, x.argmax(axis=-1, keepdims=True), -1)
+    return np.minimum(low, _FLT_MAX), np.maximum(high, -_FLT_MAX)       # where C starts: seen if all are infinite
 
 
 def _inverse(d: Array) -> Array:
