@@ -13,8 +13,9 @@ from typing import ClassVar
 import numpy as np
 
 from .hparams import HParams
-from .memory import Memory, Step
-from .memory.kv import ordered, visible
+from .memory import Step
+from .memory.kv import ordered
+from .memory.layers import LayerMemory
 from .tensor import F32, I32, Tensor, leaf
 
 
@@ -41,7 +42,7 @@ def graph_key(step: Step) -> tuple[Hashable, ...]:
     return tuple(c.key(step) for c in Input.classes)
 
 
-def sizes(step: Step, memory: Memory) -> dict[str, int]:
+def sizes(step: Step, memory: LayerMemory) -> dict[str, int]:
     """The value of every size variable for this step."""
     u = step.ubatch
     values = {"n_tokens": u.n_tokens, "n_seqs": u.n_seqs, "n_seq_tokens": u.n_seq_tokens, "n_outputs": int(u.output.sum())}
@@ -100,7 +101,7 @@ class OutputIds(Input):
 class CellIds(Input):
     """`kv_idxs` I32 [n_tokens]: the cache row (stream * size + cell) that each token's K and V are written to."""
 
-    def __init__(self, memory: Memory, group: int, n_tokens: int):
+    def __init__(self, memory: LayerMemory, group: int, n_tokens: int):
         self.group, self.size = group, memory.kv[group].store.size
         self.tensors = (leaf(I32, (n_tokens,), f"kv_idxs_{group}"),)
 
@@ -119,9 +120,9 @@ class KQMask(Input):
     With ALiBi the zeros become minus the distance in positions.
     """
 
-    def __init__(self, memory: Memory, group: int, n_kv: int, n_tokens: int, n_stream: int, causal: bool, alibi: bool):
+    def __init__(self, memory: LayerMemory, group: int, n_kv: int, n_tokens_stream: int, n_stream: int, causal: bool, alibi: bool):
         self.memory, self.group, self.causal, self.alibi = memory, group, causal, alibi
-        self.tensors = (leaf(F32, (n_kv, n_tokens // n_stream, 1, n_stream), f"kq_mask_{group}"),)
+        self.tensors = (leaf(F32, (n_kv, n_tokens_stream, 1, n_stream), f"kq_mask_{group}"),)
 
     @classmethod
     def key(cls, step: Step) -> Hashable:
@@ -129,21 +130,20 @@ class KQMask(Input):
 
     def fill(self, step: Step) -> tuple[np.ndarray, ...]:
         store, slots, u = self.memory.kv[self.group].store, step.slots[self.group], step.ubatch
-        n_kv, n_stream = store.n_kv(slots), len(slots.streams)
-        pos, seq = u.pos[0].reshape(n_stream, -1), u.seq.reshape(n_stream, -1)
-        mask = np.full((n_stream, 1, pos.shape[1], n_kv), -np.inf, np.float32)
-        for i, stream in enumerate(slots.streams):
-            cells = store.cells[stream]
-            seen = visible(cells, seq[i], pos[i], store.window, store.swa_type, self.causal, n_kv)
-            distance = np.abs(cells.pos[None, :n_kv] - pos[i][:, None]) if self.alibi else np.zeros((1, 1), np.float32)
-            np.copyto(mask[i, 0], -distance, where=seen)
+        seen = store.mask(u, slots, self.causal)
+        mask = np.full(seen.shape, -np.inf, np.float32)
+        mask[seen] = 0
+        if self.alibi:
+            pos = u.pos[0].reshape(len(seen), -1)
+            for i, stream in enumerate(slots.streams):
+                mask[i] -= np.abs(store.cells[stream].pos[None, :seen.shape[2]] - pos[i][:, None])
         return (mask,)
 
 
 class KVCells(Input):
     """`kv_cells` I32 [n_cells] and `kv_spans` I32 [4, n_tokens]: the mask as lists of cells in position order."""
 
-    def __init__(self, memory: Memory, group: int, n_cells: int, n_tokens: int, causal: bool):
+    def __init__(self, memory: LayerMemory, group: int, n_cells: int, n_tokens: int, causal: bool):
         self.memory, self.group, self.causal = memory, group, causal
         self.tensors = leaf(I32, (n_cells,), f"kv_cells_{group}"), leaf(I32, (n_tokens, 4), f"kv_spans_{group}")
 

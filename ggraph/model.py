@@ -111,8 +111,6 @@ class Model:
 
 def resolve(path: str | Path) -> Path:
     """The file behind a path or a known name."""
-    if Path(path).exists():
-        return Path(path)
     from . import hub
     return hub.resolve(str(path))
 

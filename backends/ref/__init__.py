@@ -38,6 +38,9 @@ class Ref:
     def free(self, buffer: HostBuffer) -> None:
         """Memory goes with the last reference."""
 
+    def zero(self, buffer: HostBuffer) -> None:
+        buffer.data.fill(0)
+
     def upload(self, buffer: HostBuffer, offset: int, data: Array) -> None:
         raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         buffer.data[offset:offset + raw.nbytes] = raw

@@ -2,12 +2,11 @@
 from __future__ import annotations
 
 from .attention import Attention
-from .core import Core, Dims
-from .ffn import FeedForward
+from .core import Dims
 from .moe import Experts
 
 
-class Builder(Attention, FeedForward, Experts, Core):
+class Builder(Attention, Experts):
     """Handed to an architecture's `graph(b)`: hyperparameters, weights, memory, and every block."""
 
 

@@ -50,10 +50,10 @@ class Attention(Core):
         self.g.expand(kv.cpy_k(k, idx, il))
         self.g.expand(kv.cpy_v(v, idx, il))
 
-        q = ops.permute(self._by_stream(q), (0, 2, 1, 3))                     # [head, n_tokens/n_stream, n_head, n_stream]
+        q = ops.permute(self._by_stream(q), (0, 2, 1, 3))                     # [head, n_tokens_stream, n_head, n_stream]
         keys = ops.permute(kv.get_k(il, n_stream), (0, 2, 1, 3))              # [head, n_kv, n_head_kv, n_stream]
         values = ops.permute(kv.get_v(il, n_stream), (0, 2, 1, 3))
-        mask, = self.input(inputs.KQMask, self.memory, group, kv.n_kv, self.n_tokens, n_stream, cp.causal, self.hp.f_max_alibi_bias > 0)
+        mask, = self.input(inputs.KQMask, self.memory, group, kv.n_kv, self.n_tokens_stream, n_stream, cp.causal, self.hp.f_max_alibi_bias > 0)
         form = self._flash if cp.flash_attn else self._attn_mha
         x = form(q, keys, values, mask, group, il, self.hp.kq_scale if scale is None else scale, sinks.weight if sinks else None)
         x = self.cb(x, "kqv_out", il)
@@ -63,9 +63,13 @@ class Attention(Core):
     def n_stream(self) -> int:
         return 1 if self.cp.kv_unified else self.dims.n_seqs
 
+    @property
+    def n_tokens_stream(self) -> int:
+        return self.n_tokens if self.cp.kv_unified else self.dims.n_seq_tokens
+
     def _by_stream(self, q: Tensor) -> Tensor:
         """[head, n_head, n_tokens] -> [head, n_head, n_tokens / n_stream, n_stream]"""
-        n = self.n_tokens // self.n_stream
+        n = self.n_tokens_stream
         return ops.view(q, (q.ne[0], q.ne[1], n, self.n_stream), (q.nb[1], q.nb[2], q.nb[2] * n))
 
     def _flash(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, group: int, il: int, scale: float, sinks: Tensor | None) -> Tensor:
@@ -76,10 +80,10 @@ class Attention(Core):
         return ops.reshape(self.cb(x, "kqv", il), (x.ne[0] * x.ne[1], self.n_tokens))
 
     def _attn_mha(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, group: int, il: int, scale: float, sinks: Tensor | None) -> Tensor:
-        kq = self.cb(ops.mul_mat(k, q), "kq", il)                             # [n_kv, n_tokens/n_stream, n_head, n_stream]
+        kq = self.cb(ops.mul_mat(k, q), "kq", il)                             # [n_kv, n_tokens_stream, n_head, n_stream]
         if cap := self.hp.f_attn_logit_softcapping:
             kq = self.cb(ops.scale(ops.tanh(ops.scale(kq, scale / cap)), cap), "kq_scaled", il)
             scale = 1.0
         kq = self.cb(ops.soft_max(kq, mask, sinks, scale, self.hp.f_max_alibi_bias), "kq_soft_max", il)
-        kqv = self.cb(ops.mul_mat(ops.cont(ops.transpose(v)), kq), "kqv", il)           # [head_v, n_tokens/n_stream, n_head, n_stream]
+        kqv = self.cb(ops.mul_mat(ops.cont(ops.transpose(v)), kq), "kqv", il)           # [head_v, n_tokens_stream, n_head, n_stream]
         return ops.cont(ops.permute(kqv, (0, 2, 1, 3)), (kqv.ne[0] * kqv.ne[2], self.n_tokens))

@@ -13,13 +13,13 @@ from .. import inputs, ops
 from ..cparams import CParams
 from ..graph import Graph
 from ..hparams import HParams
+from ..memory.layers import LayerMemory
 from ..size import Size
 from ..tensor import Tensor
 from ..weights import Group, Param, Weights
 
 if TYPE_CHECKING:
     from ..adapters import Adapters
-    from ..memory import Memory
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Dims:
 
 
 class Core:
-    def __init__(self, hp: HParams, weights: Weights, cp: CParams, memory: Memory, dims: Dims, embd: bool = False,
+    def __init__(self, hp: HParams, weights: Weights, cp: CParams, memory: LayerMemory, dims: Dims, embd: bool = False,
                  adapters: Adapters | None = None):
         self.hp, self.w, self.cp, self.memory, self.dims = hp, weights, cp, memory, dims
         self.embd, self.adapters = embd, adapters
@@ -123,13 +123,14 @@ class Core:
 
     # --- positions
 
-    def rope(self, x: Tensor, il: int, *, n_rot: int = 0, mode: int | None = None, freq_base: float = 0.0) -> Tensor:
+    def rope(self, x: Tensor, il: int, *, pos: Tensor | None = None, n_rot: int = 0, mode: int | None = None,
+             freq_base: float = 0.0) -> Tensor:
         """Rotate Q or K [head, n_head, n_tokens] by `inp_pos`; window layers have a base and scale of their own."""
         hp, r = self.hp, self.cp.rope
         swa = hp.is_swa(il)
         mode = hp.rope_mode if mode is None else mode
         assert mode is not None, f"architecture {hp.arch} names no rope mode"
-        y = ops.rope(x, self.inp_pos(), self._rope_factors(self.w.blk[il]), n_dims=n_rot or hp.n_rot, mode=mode,
+        y = ops.rope(x, self.inp_pos() if pos is None else pos, self._rope_factors(self.w.blk[il]), n_dims=n_rot or hp.n_rot, mode=mode,
                      freq_base=freq_base or (hp.rope_freq_base_swa if swa else r.freq_base),
                      freq_scale=hp.rope_freq_scale_swa if swa else r.freq_scale, ext_factor=r.ext_factor,
                      attn_factor=r.attn_factor, beta_fast=r.beta_fast, beta_slow=r.beta_slow, n_ctx_orig=r.n_ctx_orig,

@@ -7,13 +7,13 @@ from __future__ import annotations
 from .. import ops
 from ..tensor import Tensor
 from ..weights import Group, Param
-from .core import Core, split
+from .core import split
 from .ffn import FeedForward
 
 SOFTMAX, SIGMOID, SOFTMAX_WEIGHT, SQRT_SOFTPLUS = 1, 2, 3, 4          # `{arch}.expert_gating_func`
 
 
-class Experts(FeedForward, Core):
+class Experts(FeedForward):
     def moe(self, w: Group, x: Tensor, il: int, *, act: str = "silu", gating: int = SOFTMAX, norm_w: bool = True,
             w_scale: float = 0.0, oai: tuple[float, float] | None = None, logits: Tensor | None = None,
             weight_before_ffn: bool = False) -> Tensor:

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy.typing as npt
-
 from ..batch import Splitter, Ubatch, split_equal, split_simple
 from ..errors import BatchError, ContextFull, Error
 from .state import State
@@ -64,8 +62,11 @@ class Store(Protocol):
 
     def state(self, seq: int | None = None) -> State: ...
     def can_restore(self, state: State, seq: int | None = None) -> bool: ...
-    def restore(self, state: State, seq: int | None = None) -> npt.NDArray[Any] | None:
-        """Where the saved rows go; None, and nothing changed, if they do not fit. Error if the state is damaged."""
+    def restore(self, state: State, seq: int | None = None) -> Any:
+        """What the caller needs to put the tensors' rows back; None, and nothing changed, if they do not fit.
+
+        Error, and nothing changed, if the state is damaged.
+        """
 
 
 class Memory:
@@ -170,8 +171,8 @@ class Memory:
         """What each store remembers, of one sequence or of all."""
         return [store.state(seq) for store in self.stores]
 
-    def restore(self, states: Sequence[State], seq: int | None = None) -> list[npt.NDArray[Any]] | None:
-        """Put a saved state in place of what is here, of one sequence or of all: for each store, where the rows go.
+    def restore(self, states: Sequence[State], seq: int | None = None) -> list[Any] | None:
+        """Put a saved state in place of what is here, of one sequence or of all; gives each store's `restore`.
 
         None, and nothing changed, if a store has no room. Error, and nothing changed, if the state is damaged.
         """
@@ -179,8 +180,7 @@ class Memory:
             raise Error(f"the saved state is of {len(states)} stores, this context has {len(self.stores)}")
         if not all(store.can_restore(state, seq) for store, state in zip(self.stores, states)):
             return None
-        rows = [store.restore(state, seq) for store, state in zip(self.stores, states)]
-        return [r for r in rows if r is not None]
+        return [store.restore(state, seq) for store, state in zip(self.stores, states)]
 
     def _known(self, *seqs: int) -> int:
         for s in seqs:

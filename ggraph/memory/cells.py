@@ -99,9 +99,9 @@ class Cells:
         self.lines = [in_order(cells[own], pos[own], int(f)) for own, f in zip(owner, floor)]
 
     def replace(self, seq: int, pos: Array, floor: int) -> Array | None:
-        """Saved positions, ascending, in place of what a sequence has: int32 [n] their cells.
+        """Saved positions, ascending, in place of what a sequence has: their cells int32 [n].
 
-        Where room is short, first positions that no later token sees get cell -1. None if the others do not fit.
+        Where room is short, first ones that no later token sees are left out. None if the others do not fit.
         """
         self.remove(seq, 0, END)
         lost = max(0, len(pos) - self.n_room())
@@ -113,7 +113,7 @@ class Cells:
             self.place(cells, pos[lost:], (seq,))
         i = seq - self.seq0
         self.lines[i] = self.lines[i].raised(int(pos[lost - 1]) + 1 if lost else floor)
-        return np.concatenate([np.full(lost, -1, np.int32), cells]) if self.lines[i].complete(self.window) else None
+        return cells if self.lines[i].complete(self.window) else None
 
     def evict(self, cells: Array) -> None:
         """Free those cells that are in use, for they will be overwritten, and all that comes before them in a sequence.

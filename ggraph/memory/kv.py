@@ -228,17 +228,18 @@ class KVStore:
     def can_restore(self, state: State, seq: int | None = None) -> bool:
         return restored(self.cells, state, seq) is not None
 
-    def restore(self, state: State, seq: int | None = None) -> Array | None:
-        """Put a saved state in place of all, or of one sequence: int32 [n], the row each entry's K and V go to.
+    def restore(self, state: State, seq: int | None = None) -> tuple[Array, Array] | None:
+        """Put a saved state in place of all, or of one sequence: which entries, int32 [n], and the rows they go to.
 
-        Where room is short, entries that no later token sees get row -1. None, and nothing changed, if the others do
+        Where room is short, entries that no later token sees are left out. None, and nothing changed, if the others do
         not fit; Error if the state is damaged. A state of streams may come back into one pool, and the other way round.
         """
+        assert not self._copies, "a pending copy would overwrite what is restored; run it first"
         done = restored(self.cells, state, seq)
         if done is None:
             return None
-        self.cells, rows = done
-        return rows
+        self.cells, entries, rows = done
+        return entries, rows
 
     # what the tensors still have to follow
 
@@ -270,6 +271,10 @@ class KVStore:
         streams = slots.streams.tolist() if isinstance(slots, Slots) else slots
         used = max(self.cells[s].used_max for s in streams)
         return min(self.size, max(1, -(-used // self.n_pad)) * self.n_pad)
+
+    def n_listed(self, ubatch: Ubatch) -> int:
+        """How many cells `ordered` lists."""
+        return sum(len(self._of(seq).line(seq)) for seq in set(ubatch.seq.tolist()))
 
     def mask(self, ubatch: Ubatch, slots: Slots, causal: bool = True) -> npt.NDArray[np.bool_]:
         """bool [n_stream_used, n_tokens / n_stream_used, n_kv]: who sees what."""

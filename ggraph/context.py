@@ -1,0 +1,380 @@
+"""The loop: a batch goes in, logits come out. `Context.process` is the token's life on one screen.
+
+In: a Model and a Batch. Out: rows of logits or embeddings. A Context holds the memory of up to `n_seq_max` sequences and the
+plans of its graphs. It knows no architecture and no backend by name.
+"""
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from . import dtypes, env
+from .backend import Backend, Progress
+from .batch import Batch, Ubatch, validate
+from .build import Builder, Dims
+from .cparams import POOLING, CParams, resolve_rope
+from .errors import Aborted, BatchError, ContextFull, Error, PlacementError
+from .graph import Graph
+from .inputs import graph_key, sizes
+from .memory import Step
+from .memory.kv import N_PAD
+from .memory.layers import LayerMemory
+from .model import Model
+from .ops import MROPE
+from .schedule.alloc import Arena
+from .schedule.plan import Plan, PlanCache
+from .shift import shift_plan
+from .tensor import Tensor
+
+STOP = object()                     # returned by a hook: stop this step as if it had not been
+
+
+@dataclass(frozen=True)
+class Hook:
+    """Look at nodes while they are computed: `fn(name, array, node)` for every node that `match` accepts.
+
+    `match` is a name pattern ("l_out-*") or a predicate of the node. `array` is F32 or I32 in NumPy order (the reverse of
+    `node.ne`). `fn` returns None, an array that takes its place, or STOP. Matched nodes are part of the graph key: such a
+    plan is cut after them and not fused across them.
+    """
+    match: str | Callable[[Tensor], bool]
+    fn: Callable[[str, np.ndarray, Tensor], Any]
+
+    def accepts(self, node: Tensor) -> bool:
+        if not isinstance(self.match, str):
+            return self.match(node)
+        from fnmatch import fnmatchcase
+        return fnmatchcase(node.name, self.match)
+
+
+@dataclass
+class Perf:
+    """Times in milliseconds and token counts since the Context opened or `reset`; `plans` counts built, resized, reused."""
+    load_ms: float = 0.0
+    prompt_ms: float = 0.0
+    prompt_n: int = 0
+    eval_ms: float = 0.0
+    eval_n: int = 0
+    plans: dict[str, int] = field(default_factory=lambda: {"built": 0, "resized": 0, "reused": 0})
+
+    def add(self, n_tokens: int, ms: float) -> None:
+        """As llama.cpp counts: a batch of one token is eval, more is prompt eval."""
+        if n_tokens == 1:
+            self.eval_ms, self.eval_n = self.eval_ms + ms, self.eval_n + 1
+        else:
+            self.prompt_ms, self.prompt_n = self.prompt_ms + ms, self.prompt_n + n_tokens
+
+    @property
+    def prompt_per_second(self) -> float:
+        return 1e3 * self.prompt_n / self.prompt_ms if self.prompt_ms else 0.0
+
+    @property
+    def eval_per_second(self) -> float:
+        return 1e3 * self.eval_n / self.eval_ms if self.eval_ms else 0.0
+
+    def reset(self) -> None:
+        self.__init__(load_ms=self.load_ms)  # type: ignore[misc]
+
+
+class Context:
+    """The state of up to `n_seq_max` sequences over one model. Not for two threads at once: that raises.
+
+    Sizes: `n_ctx` cells (0: the model's own context, lowered to what free memory holds), `n_batch` rows a call,
+    `n_ubatch` rows a graph run. `kv_unified`: one pool of cells for all sequences, else n_ctx / n_seq_max for each.
+    `type_k`, `type_v`: cache types. `flash_attn`: "auto", "on" or "off". `embeddings` with `pooling` (none, mean, cls,
+    last): hidden states instead of logits. `rope`: overrides as `cparams.resolve_rope` takes them. `on_node`: a `Hook`.
+    Errors: `PlacementError` if it does not fit, `Error` for values that make no sense.
+    """
+
+    def __init__(self, model: Model, *, n_ctx: int = 0, n_batch: int = 2048, n_ubatch: int = 512, n_seq_max: int = 1,
+                 kv_unified: bool = True, type_k: str = "f16", type_v: str = "f16", flash_attn: str | bool = "auto",
+                 n_threads: int | None = None, n_threads_batch: int | None = None, embeddings: bool = False,
+                 pooling: str | None = None, rope: Mapping[str, Any] | None = None, swa_full: bool = False,
+                 offload_kqv: bool = True, graph_reuse: bool = True, n_rollback: int = 0, adapters: Sequence[Any] = (),
+                 on_node: Hook | None = None, progress: Progress | None = None):
+        start = time.perf_counter()
+        self.model, self.hook, self.graph_reuse = model, on_node, graph_reuse
+        self.cparams = resolve(model, n_ctx=n_ctx, n_batch=n_batch, n_ubatch=n_ubatch, n_seq_max=n_seq_max, kv_unified=kv_unified,
+                               type_k=type_k, type_v=type_v, flash_attn=flash_attn, n_threads=n_threads,
+                               n_threads_batch=n_threads_batch, embeddings=embeddings, pooling=pooling, rope=rope, swa_full=swa_full)
+        self.backends: list[Backend] = model.place(progress)
+        self.memory = LayerMemory(model.hparams, self.cparams)
+        self.arenas = {b: Arena(b) for b in self.backends}
+        self.plans = PlanCache()
+        self.perf = Perf()
+        self._busy = threading.Lock()
+        self._rows: np.ndarray | None = None
+        self._rows_kind = ""
+        self._open()
+        self.perf.load_ms = 1e3 * (time.perf_counter() - start)
+
+    def _open(self) -> None:
+        """Allocate cache and arena, and build the plan of a plain decode, so that what does not fit shows at once."""
+        host = self.backends[-1]
+        try:
+            self.memory.alloc(host)
+            self._build(("decode", *self._static_key(), "token"), embd=False)
+        except MemoryError as e:
+            raise PlacementError(f"the KV cache needs {self.memory.nbytes / 2**20:.0f} MiB for n_ctx = {self.n_ctx}; "
+                                 "give a smaller n_ctx or cache type") from e
+
+    # --- sizes
+
+    @property
+    def n_ctx(self) -> int:
+        return self.cparams.n_ctx
+
+    @property
+    def n_seq_max(self) -> int:
+        return self.cparams.n_seq_max
+
+    @property
+    def bytes(self) -> dict[str, int]:
+        """What is allocated: weights (mapped), KV cache, compute arena."""
+        return {"weights": sum(t.nbytes for t in self.model.weights.leaves.values()), "kv": self.memory.nbytes,
+                "compute": sum(a.nbytes for a in self.arenas.values())}
+
+    # --- one batch
+
+    def process(self, kind: str, batch: Batch) -> None:
+        """Run a batch: "decode" (with memory) or "encode". Afterwards `logits` or `embeddings` hold its output rows.
+
+        Ubatch by ubatch; one that fails is rolled back, those before it stay, and the exception's `n_done` says how many
+        tokens those are. Errors: `BatchError` (nothing was changed), `ContextFull` (nothing was changed), `Aborted`.
+        """
+        with self._alone():
+            start, n_done = time.perf_counter(), 0
+            asked = self._validate(kind, batch)
+            self._settle()
+            steps = self.memory.prepare(asked)
+            self._begin_rows(asked)
+            for step in steps:
+                self.memory.apply(step)
+                try:
+                    plan = self._plan(kind, step)
+                    plan.fill(step)
+                    plan.run(self._threads(step), self._see)
+                    self._take_rows(plan, step, only=len(steps) == 1)
+                except BaseException as e:
+                    self.memory.rollback()
+                    if isinstance(e, Aborted | ContextFull):
+                        e.n_done = n_done
+                    raise
+                self.memory.commit()
+                n_done += step.ubatch.n_tokens
+            self.perf.add(asked.n_tokens, 1e3 * (time.perf_counter() - start))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._busy.acquire(blocking=False):
+            raise Error("this Context is in use by another thread; give each thread a Context of its own")
+        try:
+            yield
+        finally:
+            self._busy.release()
+
+    def _validate(self, kind: str, batch: Batch) -> Ubatch:
+        if kind not in ("decode", "encode"):
+            raise BatchError(f"a batch is processed as 'decode' or 'encode', not {kind!r}")
+        if len(batch) > self.cparams.n_batch:
+            raise BatchError(f"the batch has {len(batch)} tokens, n_batch is {self.cparams.n_batch}; split it or raise n_batch")
+        hp = self.model.hparams
+        n_axes = 4 if hp.rope_mode is not None and hp.rope_mode & MROPE else 1
+        return validate(batch, self.model.n_vocab, self.n_seq_max, self.cparams.n_ctx, self.memory.seq_pos_max,
+                        same=self.memory.seq_same, n_embd=hp.n_embd, n_axes=n_axes)
+
+    def _threads(self, step: Step) -> int:
+        return self.cparams.n_threads if step.ubatch.n_tokens == 1 else self.cparams.n_threads_batch
+
+    def _settle(self) -> None:
+        """Let K and V follow what sequence operations left to do: copies of streams, then rotations."""
+        host = self.backends[-1]
+        for i, g in enumerate(self.memory.kv):
+            for src, dst in g.store.take_copies():
+                g.copy_stream(host, src, dst)
+            if g.store.has_shift:
+                plan = self.plans.get(("shift", i)) or self._put(("shift", i), shift_plan(self, g))
+                shift = g.store.take_shift().reshape(-1)
+                plan.resize({})
+                for t in plan.graph.inputs[0].tensors:
+                    host.upload(t.buffer, t.offset, shift)
+                plan.run(self.cparams.n_threads_batch)
+
+    # --- plans
+
+    def _static_key(self) -> tuple[Hashable, ...]:
+        return (self.cparams, self.hook)
+
+    def _plan(self, kind: str, step: Step) -> Plan:
+        """The plan of this step's graph key, at the step's sizes."""
+        key = (kind, *self._static_key(), *(k for k in graph_key(step) if k is not None))
+        plan = self.plans.get(key) if self.graph_reuse else None
+        counted = "reused"
+        if plan is None:
+            plan, counted = self._build(key, embd=step.ubatch.embd is not None), "built"
+        if plan.resize(sizes(step, self.memory)) and counted == "reused":
+            counted = "resized"
+        self.perf.plans[counted] += 1
+        return plan
+
+    def _build(self, key: Hashable, embd: bool) -> Plan:
+        return self._put(key, self.plan(self.graph(embd)))
+
+    def _put(self, key: Hashable, plan: Plan) -> Plan:
+        self.plans.put(key, plan)
+        return plan
+
+    def graph(self, embd: bool = False) -> Graph:
+        """The graph of this Context's model, at its largest sizes."""
+        cp = self.cparams
+        b = Builder(self.model.hparams, self.model.weights, cp, self.memory, Dims.largest(cp, recurrent=False), embd)
+        self.model.arch.graph(b)
+        return b.g
+
+    def plan(self, graph: Graph) -> Plan:
+        watch = self.hook.accepts if self.hook else None
+        return Plan(graph, self.backends, lambda leaf: None, self.arenas, watch)
+
+    def _see(self, plan: Plan, node: Tensor) -> None:
+        assert self.hook is not None
+        answer = self.hook.fn(node.name, plan.array(node), node)
+        if answer is STOP:
+            raise Aborted(f"a hook stopped the step at {node.name}")
+        if answer is not None:
+            plan.write(node, np.asarray(answer, plan.array(node).dtype))
+
+    # --- results
+
+    def _begin_rows(self, asked: Ubatch) -> None:
+        self._rows, self._rows_kind = None, ""
+        self._row_of = np.cumsum(asked.output) - 1                  # batch row -> output row
+        self._n_rows = int(asked.output.sum())
+
+    def _take_rows(self, plan: Plan, step: Step, only: bool) -> None:
+        """Copy the step's outputs to their place in batch order; a lone step's stay where they were computed."""
+        u = step.ubatch
+        kind, node = next(iter(plan.graph.outputs.items()))
+        rows = plan.array(node).reshape(-1, int(node.ne[0])) if u.output.any() or kind == "embd" else None
+        self._rows_kind = kind
+        if rows is None:
+            return
+        pooled = kind == "embd" and self.cparams.pooling != "none"
+        target = np.unique(u.seq) if pooled else self._row_of[u.rows[u.output]]
+        if only and not pooled and (np.diff(target) > 0).all():
+            self._rows = rows
+            return
+        if self._rows is None:
+            n = self.n_seq_max if pooled else self._n_rows
+            self._rows = np.zeros((n, rows.shape[1]), np.float32)
+        self._rows[target] = rows
+
+    @property
+    def logits(self) -> np.ndarray:
+        """float32 [n_outputs, n_vocab], rows in batch order; read-only, valid until the next `process`."""
+        return self._result("logits", self.model.n_vocab)
+
+    @property
+    def embeddings(self) -> np.ndarray:
+        """float32 [n_outputs, n_embd], or [n_seq, n_embd] with pooling; read-only, valid until the next `process`."""
+        return self._result("embd", self.model.hparams.n_embd)
+
+    def _result(self, kind: str, width: int) -> np.ndarray:
+        if self._rows_kind and self._rows_kind != kind:
+            raise Error("this Context gives " + ("embeddings" if kind == "logits" else "logits") + "; see its option `embeddings`")
+        rows = self._rows if self._rows is not None else np.zeros((0, width), np.float32)
+        rows = rows.view()
+        rows.flags.writeable = False
+        return rows
+
+    # --- control
+
+    def abort(self) -> None:
+        """Stop the running `process` soon, from any thread; it raises `Aborted`."""
+        for b in self.backends:
+            b.abort()
+
+    def close(self) -> None:
+        """Free cache and arena."""
+        self.plans.plans.clear()
+        for b, arena in self.arenas.items():
+            if arena.buffer is not None:
+                b.free(arena.buffer)
+        self.memory.free(self.backends[-1])
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    # --- save and load
+
+    def state_save(self, path: str | Path, seq: int | None = None) -> None:
+        """Write the memory of all sequences, or of one, to a file."""
+        from .state import save
+        with self._alone():
+            self._settle()
+            save(self, Path(path), seq)
+
+    def state_load(self, path: str | Path, seq: int | None = None) -> None:
+        """Replace the memory of all sequences, or of one, by a file's. Error, and nothing changed, if it does not fit."""
+        from .state import load
+        with self._alone():
+            self._settle()
+            load(self, Path(path), seq)
+
+
+def resolve(model: Model, *, n_ctx: int, n_batch: int, n_ubatch: int, n_seq_max: int, kv_unified: bool, type_k: str, type_v: str,
+            flash_attn: str | bool, n_threads: int | None, n_threads_batch: int | None, embeddings: bool, pooling: str | None,
+            rope: Mapping[str, Any] | None, swa_full: bool) -> CParams:
+    """Check the arguments of a Context and fill in what they leave open."""
+    hp = model.hparams
+    for name, value, least in (("n_ctx", n_ctx, 0), ("n_batch", n_batch, 1), ("n_ubatch", n_ubatch, 1), ("n_seq_max", n_seq_max, 1)):
+        if value < least:
+            raise Error(f"{name} is {value}; it must be at least {least}")
+    k, v = dtypes.parse(type_k), dtypes.parse(type_v)
+    total = fit_context(model, k, v) if n_ctx == 0 else n_ctx
+    share = total if kv_unified else -(-total // n_seq_max)
+    n_ctx_seq = -(-share // N_PAD) * N_PAD
+    if flash_attn not in ("auto", "on", "off", True, False):
+        raise Error(f"flash_attn is {flash_attn!r}; it must be 'auto', 'on' or 'off'")
+    threads = n_threads or os.cpu_count() or 1
+    n_ctx = n_ctx_seq if kv_unified else n_ctx_seq * n_seq_max
+    n_batch = min(n_batch, n_ctx) if hp.causal else n_batch
+    if pooling is None:
+        pooling = POOLING[hp.pooling_type] if embeddings and 0 <= hp.pooling_type < len(POOLING) else "none"
+    if pooling not in POOLING:
+        raise Error(f"pooling is {pooling!r}; it must be one of {', '.join(POOLING)}")
+    return CParams(n_ctx=n_ctx, n_ctx_seq=n_ctx_seq, n_batch=n_batch, n_ubatch=min(n_ubatch, n_batch), n_seq_max=n_seq_max,
+                   n_threads=threads, n_threads_batch=n_threads_batch or threads, kv_unified=kv_unified,
+                   flash_attn=flash_attn not in ("off", False), causal=hp.causal, embeddings=embeddings, pooling=pooling,
+                   type_k=k, type_v=v, swa_full=swa_full, rope=resolve_rope(hp, rope))
+
+
+def fit_context(model: Model, type_k: dtypes.DType, type_v: dtypes.DType) -> int:
+    """The model's own context, or the largest whose cache takes at most half of the free memory; says so if it is less."""
+    hp = model.hparams
+    per_cell = sum(type_k.row_bytes(hp.n_embd_k_gqa(il)) + type_v.row_bytes(hp.n_embd_v_gqa(il)) for il in range(hp.n_layer)) or 1
+    fits = max(N_PAD, free_memory() // 2 // per_cell // N_PAD * N_PAD)
+    if fits < hp.n_ctx_train:
+        env.log(f"n_ctx = {fits}: the model's own context of {hp.n_ctx_train} would need "
+                f"{per_cell * hp.n_ctx_train / 2**30:.1f} GiB of KV cache")
+    return min(hp.n_ctx_train, fits)
+
+
+def free_memory() -> int:
+    """Bytes of memory that are available."""
+    try:
+        with open("/proc/meminfo") as f:
+            return next(int(line.split()[1]) * 1024 for line in f if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return 8 << 30

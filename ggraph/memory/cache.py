@@ -1,0 +1,99 @@
+"""K and V of one layer group over the cells of a store: the tensors, and how a graph writes and reads them.
+
+In: a `KVStore`, head counts and types. Out: leaf tensors `cache_k_l3` [n_embd_k_gqa, size, n_stream], and nodes on them.
+Cell indices and the extent read are graph inputs and sizes, never numbers in the graph.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .. import ops
+from ..backend import Backend
+from ..dtypes import DType
+from ..errors import Error
+from ..hparams import HParams
+from ..size import Size
+from ..tensor import Tensor, leaf
+from .kv import KVStore
+
+
+class KVCache:
+    """Group number `index`; size variables `n_kv{index}` (cells that a graph reads) and `n_cells{index}`."""
+
+    def __init__(self, index: int, store: KVStore, layers: Sequence[int], hp: HParams, type_k: DType, type_v: DType):
+        self.index, self.store, self.hp = index, store, hp
+        size, n_stream = store.size, store.n_stream
+        self.k = {il: leaf(type_k, (hp.n_embd_k_gqa(il), size, n_stream), f"cache_k_l{il}") for il in layers}
+        self.v = {il: leaf(type_v, (hp.n_embd_v_gqa(il), size, n_stream), f"cache_v_l{il}") for il in layers}
+        for t in (*self.k.values(), *self.v.values()):
+            head = hp.n_embd_head_k if t.name.startswith("cache_k") else hp.n_embd_head_v
+            if head % t.type.block:
+                raise Error(f"a cache of type {t.type} needs heads of a multiple of {t.type.block}; this model's have {head}")
+        self.n_kv = Size.variable(f"n_kv{index}", size)
+        self.n_cells = Size.variable(f"n_cells{index}", size * store.n_seq_max)
+        self.stream0 = Size.variable(f"stream{index}", n_stream - 1) if n_stream > 1 else 0
+
+    def tensors(self) -> list[Tensor]:
+        return [*self.k.values(), *self.v.values()]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in self.tensors())
+
+    def alloc(self, backend: Backend) -> None:
+        """One buffer for all layers, zeroed: a cell that was never written must not turn a masked sum into NaN."""
+        self.buffer = backend.alloc(sum(-(-t.nbytes // 64) * 64 for t in self.tensors()))
+        offset = 0
+        for t in self.tensors():
+            t.buffer, t.offset = self.buffer, offset
+            offset += -(-t.nbytes // 64) * 64
+        backend.zero(self.buffer)
+
+    # --- in a graph
+
+    def cpy_k(self, k: Tensor, idx: Tensor, il: int) -> Tensor:
+        """Write k [head, n_head_kv, n_tokens] to the cells idx I32 [n_tokens]."""
+        return _write(self.k[il], k, idx)
+
+    def cpy_v(self, v: Tensor, idx: Tensor, il: int) -> Tensor:
+        return _write(self.v[il], v, idx)
+
+    def get_k(self, il: int, n_stream: int) -> Tensor:
+        """The cells in use: a view [head_k, n_head_kv, n_kv, n_stream]."""
+        return self._read(self.k[il], self.hp.n_head_kv[il], n_stream)
+
+    def get_v(self, il: int, n_stream: int) -> Tensor:
+        return self._read(self.v[il], self.hp.n_head_kv[il], n_stream)
+
+    def _read(self, cache: Tensor, n_head: int, n_stream: int) -> Tensor:
+        head = cache.ne[0] // n_head
+        x = ops.view(cache, (head, n_head, self.n_kv, n_stream), (cache.type.row_bytes(head), cache.nb[1], cache.nb[2]),
+                     self.stream0 * cache.nb[2])
+        x.name = cache.name + " (view)"
+        return x
+
+    # --- rows for save and load
+
+    def read_rows(self, backend: Backend, tensor: Tensor, rows: np.ndarray) -> np.ndarray:
+        """uint8 [n, row bytes] of cache rows (stream * size + cell)."""
+        data = backend.download(tensor.buffer, tensor.offset, tensor.nbytes)
+        return data.reshape(-1, tensor.nb[1])[rows]
+
+    def write_rows(self, backend: Backend, tensor: Tensor, rows: np.ndarray, data: np.ndarray) -> None:
+        for run in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(rows) != 1) + 1):
+            if len(run):
+                backend.upload(tensor.buffer, tensor.offset + int(rows[run[0]]) * tensor.nb[1], data[run])
+
+    def copy_stream(self, backend: Backend, src: int, dst: int) -> None:
+        for t in self.tensors():
+            data = backend.download(t.buffer, t.offset + src * t.nb[2], t.nb[2])
+            backend.upload(t.buffer, t.offset + dst * t.nb[2], data)
+
+
+def _write(cache: Tensor, x: Tensor, idx: Tensor) -> Tensor:
+    n, size, n_stream, _ = cache.ne
+    flat = ops.reshape(cache, (n, size * n_stream))
+    rows = ops.view(x, (n, x.ne[2]), (x.nb[2],)) if x.nb[1] == x.ne[0] * x.nb[0] else ops.cont(x, (n, x.ne[2]))
+    return ops.set_rows(flat, rows, idx)

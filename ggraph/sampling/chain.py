@@ -1,0 +1,211 @@
+"""In: a chain in words, rows of logits, accepted tokens. Out: token ids. Knows no model, no context, no text."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import SamplerError
+from .candidates import F32, NEG_INF, Candidates, f32
+from .dry import Tails, Vocabulary, breaker_table
+from .samplers import WORDS, Word
+from .state import State
+
+_INT32 = (int, -(2**31), 2**31 - 1)
+_FLOAT = (f32, -np.finfo(f32).max, np.finfo(f32).max)
+# Argument name -> (type, lowest, highest); all others are _FLOAT.
+_ARGUMENTS: dict[str, tuple[type, Any, Any]] = {
+    "SEED": (int, -1, 2**32 - 1),
+    "K": _INT32,
+    "LAST_N": _INT32,
+    "ALLOWED": _INT32,
+    "M": (int, 1, 2**31 - 1),
+    "ID": (int, 0, 2**31 - 1),
+    "BIAS": (f32, NEG_INF, np.finfo(f32).max),
+    "REPEAT": (f32, np.finfo(f32).tiny, np.finfo(f32).max),
+}
+
+
+class Grammar(Protocol):
+    """A constraint on the next token. The chain is run first; only where its token is refused is the mask made."""
+
+    def accepts(self, token: int) -> bool:
+        """Whether this token may come next. Changes nothing."""
+        ...
+
+    def mask(self) -> NDArray[np.bool_]:
+        """[n_vocab]: which tokens may come next. Changes nothing."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """The token has been generated. (Prompt tokens are not shown to a grammar.)"""
+        ...
+
+    def clone(self) -> Grammar: ...
+
+    def reset(self) -> None: ...
+
+
+class Step(NamedTuple):
+    word: Word
+    args: tuple[Any, ...]
+    state: State | None
+
+    def run(self, c: Candidates) -> None:
+        if self.state is None:
+            self.word.apply(c, *self.args)
+        else:
+            self.word.apply(c, self.state, *self.args)
+
+
+class Sampler:
+    """A chain of samplers, with its memory.
+
+    `chain` is words with arguments, joined by ";": "top_k 40;top_p 0.95;min_p 0.05;temp 0.8;dist 42"; `describe()`
+    lists the words. A chain that does not end in a word that picks ends in greedy. `vocab` is needed by dry only, whose
+    repetitions end at the strings of `dry_breakers`. A bad chain raises SamplerError.
+
+    `seed` is the seed in use, None where nothing is drawn: where the chain says -1, the fresh one that was taken, the
+    same for all words. A chain with that number in place of -1 draws the same tokens. `reset` takes a new fresh one.
+    """
+
+    def __init__(
+        self,
+        chain: str,
+        n_vocab: int,
+        vocab: Vocabulary | None = None,
+        grammar: Grammar | None = None,
+        dry_breakers: tuple[str, ...] = ("\n", ":", '"', "*"),
+    ):
+        if n_vocab < 1:
+            raise SamplerError(f"n_vocab is {n_vocab}; it must be at least 1")
+        self.chain = chain
+        self.n_vocab = n_vocab
+        self.grammar = grammar
+        self.seed: int | None = None
+        self._vocab = vocab
+        self._dry_breakers = tuple(dry_breakers)
+        self._parsed = [(word, args) for word, args in _parse(chain, n_vocab) if not word.off(*args)]
+        self._start()
+
+    def _start(self) -> None:
+        setup = _Setup(self._vocab, self._dry_breakers)
+        self._steps = [Step(w, args, w.state(setup, *args) if w.state else None) for w, args in self._parsed]
+        self.seed = setup.used
+
+    def sample(self, logits: NDArray[Any]) -> int:
+        """The next token for one row of logits [n_vocab], which is left as it is. `accept` must be told of it.
+
+        SamplerError: a row of another shape, NaN or inf in it, no token left to choose.
+        """
+        row = np.asarray(logits, f32)
+        if row.shape != (self.n_vocab,):
+            raise SamplerError(f"the row of logits has shape {row.shape}; this sampler takes ({self.n_vocab},)")
+        token = self._run(row)
+        if self.grammar is None or self.grammar.accepts(token):
+            return token
+        return self._run(np.where(self.grammar.mask(), row, NEG_INF))  # draws again: llama.cpp's seed goes on too
+
+    def _run(self, row: F32) -> int:
+        c = Candidates(row)
+        c.best()  # raises where the row cannot be sampled from
+        with np.errstate(all="ignore"):
+            for step in self._steps:
+                step.run(c)
+        return c.token(c.picked)
+
+    def accept(self, token: int, generated: bool = True) -> None:
+        """The token has joined the text. A grammar is told only of generated tokens, not of a prompt's."""
+        if not 0 <= token < self.n_vocab:
+            raise SamplerError(f"token {token} is not in 0..{self.n_vocab - 1}")
+        for step in self._steps:
+            if step.state is not None:
+                step.state.accept(token)
+        if self.grammar is not None and generated:
+            self.grammar.accept(token)
+
+    def reset(self) -> None:
+        """Forgets everything accepted and starts the draws over, as a new Sampler would."""
+        self._start()
+        if self.grammar is not None:
+            self.grammar.reset()
+
+    def clone(self) -> Sampler:
+        """A twin in the same state; from here on the two are independent."""
+        twin = object.__new__(Sampler)
+        twin.__dict__.update(self.__dict__)
+        twin._steps = [s._replace(state=s.state.clone() if s.state else None) for s in self._steps]
+        twin.grammar = self.grammar.clone() if self.grammar is not None else None
+        return twin
+
+
+class _Setup:
+    """What samplers need when they start: one seed for all that ask for a fresh one, and the breakers of dry."""
+
+    def __init__(self, vocab: Vocabulary | None, dry_breakers: tuple[str, ...]):
+        self.vocab = vocab
+        self.dry_breakers = dry_breakers
+        self.fresh = secrets.randbelow(2**32 - 1)
+        self.used: int | None = None
+
+    def seed(self, asked: int) -> int:
+        self.used = self.fresh if asked in (-1, 2**32 - 1) else asked  # llama.cpp: -1 as an unsigned number
+        return self.used
+
+    def breakers(self) -> dict[int, Tails]:
+        if self.vocab is None:
+            raise SamplerError("dry needs the vocabulary to find its breakers: give Sampler(..., vocab=model.vocab)")
+        return breaker_table(self.vocab, self.dry_breakers)
+
+
+# --- the chain in words --------------------------------------------------------------------------
+
+
+def describe() -> str:
+    """The words of a chain, one a line, for help texts."""
+    usages = {name: f"{name} {word.usage}".strip() for name, word in WORDS.items()}
+    width = max(map(len, usages.values()))
+    return "\n".join(f"{usage:{width}}  {WORDS[name].meaning}" for name, usage in usages.items())
+
+
+def _known() -> str:
+    return "known words: " + ", ".join(f"{name} {word.usage}".strip() for name, word in WORDS.items())
+
+
+def _parse(chain: str, n_vocab: int) -> Iterator[tuple[Word, tuple[Any, ...]]]:
+    picker = ""
+    for part in filter(None, map(str.strip, chain.split(";"))):
+        name, *fields = part.split()
+        if name not in WORDS:
+            raise SamplerError(f"unknown sampler {name!r} in the chain {chain!r}; {_known()}")
+        if picker:
+            raise SamplerError(f"{picker} picks the token, so it must come last in the chain, not before {name}")
+        yield WORDS[name], tuple(_arguments(name, fields, n_vocab))
+        picker = name if WORDS[name].picks else ""
+    if not picker:
+        yield WORDS["greedy"], ()
+
+
+def _arguments(name: str, fields: list[str], n_vocab: int) -> Iterator[Any]:
+    wanted = WORDS[name].usage.split()
+    if wanted[-1:] == ["..."]:
+        wanted = wanted[:-1] * max(len(fields) // (len(wanted) - 1), 1)
+    if len(fields) != len(wanted):
+        usage = f"{name} {WORDS[name].usage}".strip()
+        raise SamplerError(f"{name} takes {usage!r}, not {' '.join([name, *fields])!r}; {_known()}")
+    for what, text in zip(wanted, fields, strict=True):
+        kind, low, high = _ARGUMENTS.get(what, _FLOAT)
+        if what == "ID":
+            high = n_vocab - 1
+        try:
+            value = kind(text)
+        except ValueError:
+            value = np.nan
+        if not low <= value <= high:
+            number = "a whole number" if kind is int else "a number"
+            raise SamplerError(f"{name}: {what} must be {number} from {low} to {high}, not {text!r}; {_known()}")
+        yield value

@@ -1,0 +1,47 @@
+"""K-shift: after positions moved, the cached K rows are rotated by the difference. In: a KV group. Out: a plan for it."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from . import ops
+from .build import Builder, Dims
+from .errors import Error
+from .memory.cache import KVCache
+from .tensor import I32, Tensor, leaf
+
+if TYPE_CHECKING:
+    from .context import Context
+    from .schedule.plan import Plan
+
+
+class Shift:
+    """`k_shift` I32 [n_cells of all streams]: by how much each cell's position moved. Filled by the caller."""
+
+    def __init__(self, n_cells: int):
+        self.tensors = (leaf(I32, (n_cells,), "k_shift"),)
+
+    def fill(self, step: object) -> tuple[np.ndarray, ...]:
+        return ()
+
+
+def shift_plan(ctx: Context, group: KVCache) -> Plan:
+    """Rotate every K row of the group by its shift; a shift of 0 leaves the row's value."""
+    hp = ctx.model.hparams
+    if hp.rope_mode is None:
+        raise Error(f"positions of architecture {hp.arch!r} cannot be moved: it does not rotate K")
+    cells = group.store.size * group.store.n_stream
+    b = Builder(hp, ctx.model.weights, ctx.cparams, ctx.memory, Dims.largest(ctx.cparams, recurrent=False))
+    source = Shift(cells)
+    b.g.inputs.append(source)
+    for il, cache in group.k.items():
+        b.g.expand(ops.cpy(_rotated(b, cache, hp.n_head_kv[il], cells, il, source.tensors[0]), cache))
+    return ctx.plan(b.g)
+
+
+def _rotated(b: Builder, cache: Tensor, n_head: int, cells: int, il: int, shift: Tensor) -> Tensor:
+    head = cache.ne[0] // n_head
+    rows = ops.view(cache, (head, n_head, cells), (cache.type.row_bytes(head), cache.nb[1]))
+    x = rows if cache.type is ops.F32 else ops.cast(rows, ops.F32)
+    return ops.reshape(b.rope(x, il, pos=shift), cache.ne)
