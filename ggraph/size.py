@@ -54,10 +54,9 @@ class Size(int):
     def __neg__(self) -> Any:
         return (-1) * self
 
-    def __mod__(self, other: int) -> Any:
-        """Zero where every coefficient is a multiple; anything else depends on the sizes and is refused."""
-        if isinstance(other, Size) or any(c % other for c in self.terms.values()):
-            raise TypeError(f"{self!r} modulo {other!r} depends on the size of the batch")
+    def __mod__(self, other: int) -> int:
+        """Zero where the division is exact for all values; anything else depends on the batch and is refused."""
+        _quotient(self.terms, terms_of(other))
         return 0
 
     def __repr__(self) -> str:
