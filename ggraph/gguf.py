@@ -68,7 +68,7 @@ class Value(NamedTuple):
     """Where one value lies in the file. `kind` is "UINT32", "STRING", "ARRAY:STRING", ..."""
     kind: str
     pos: int                        # first byte of the scalar, of the string's length, or of the first element
-    n: int = 1                      # elements
+    n: int = 1                      # elements; bytes of a STRING
     starts: array[int] | None = None        # ARRAY:STRING only: where each string's length stands, and the end
     items: tuple[Value, ...] = ()           # ARRAY:ARRAY only
 
@@ -471,9 +471,9 @@ class File:
             names = ", ".join(missing[:20]) + (f" and {len(missing) - 20} more" if len(missing) > 20 else "")
             raise opened.source.fail(f"{len(missing)} of the {count} parts of the set are missing, download them "
                                      f"into the same folder: {names}")
-        for path in paths[:opened.no] + paths[opened.no + 1:]:
-            self._shards.append(_Shard(path))
-        self._shards.sort(key=lambda shard: paths.index(shard.source.path))
+        for i, path in enumerate(paths):
+            if i != opened.no:
+                self._shards.insert(i, _Shard(path))
         self._check_set(count)
 
     def _check_set(self, count: int) -> None:
