@@ -55,6 +55,7 @@ def view(x: Tensor, ne: Sequence[int], nb: Sequence[int] = (), offset: int = 0) 
 
 @op
 def reshape(x: Tensor, ne: Sequence[int]) -> Tensor:
+    """The same elements in shape `ne`; x must be contiguous."""
     n = pad4(ne)
     check(x.contiguous, "reshape of a tensor that is not contiguous", x)
     check(x.numel == n[0] * n[1] * n[2] * n[3], f"reshape to {n} changes the number of elements", x)
@@ -72,6 +73,7 @@ def permute(x: Tensor, axes: Sequence[int]) -> Tensor:
 
 @op
 def transpose(x: Tensor) -> Tensor:
+    """Axes 0 and 1 change places."""
     n, b = x.ne, x.nb
     return _view("transpose", x, (n[1], n[0], n[2], n[3]), (b[1], b[0], b[2], b[3]))
 
@@ -234,6 +236,7 @@ def scale(x: Tensor, s: float, bias: float = 0.0) -> Tensor:
 
 @op
 def clamp(x: Tensor, lo: float, hi: float) -> Tensor:
+    """min(max(x, lo), hi)"""
     return Tensor("clamp", F32, x.ne, (x,), {"lo": lo, "hi": hi})
 
 
@@ -325,11 +328,13 @@ def group_norm(x: Tensor, n_groups: int, eps: float) -> Tensor:
 
 @op
 def sum_rows(x: Tensor) -> Tensor:
+    """[n, ..] -> [1, ..]: the sum over axis 0."""
     return Tensor("sum_rows", F32, (1, *x.ne[1:]), (x,))
 
 
 @op
 def mean(x: Tensor) -> Tensor:
+    """[n, ..] -> [1, ..]: the mean over axis 0."""
     return Tensor("mean", F32, (1, *x.ne[1:]), (x,))
 
 

@@ -8,7 +8,7 @@ An operation that would lose the polynomial raises instead of quietly baking a n
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -58,6 +58,13 @@ class Size(int):
         """Zero where the division is exact for all values; anything else depends on the batch and is refused."""
         _quotient(self.terms, terms_of(other))
         return 0
+
+    def _refuse(self, *other: object) -> NoReturn:
+        raise TypeError(f"{self!r} would no longer depend on the size of the batch; if that is meant, use int()")
+
+    __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __rmod__ = __divmod__ = __rdivmod__ = _refuse
+    __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = __invert__ = _refuse
+    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _refuse
 
     def __repr__(self) -> str:
         parts = ["*".join([str(c)] * (c != 1 or not m) + list(m)) for m, c in self.terms.items()]
@@ -131,7 +138,7 @@ class Sizes:
                         for m, rows in columns.items()]
 
     def __call__(self, values: Mapping[str, int]) -> np.ndarray:
-        out = self.base.copy()
+        out: np.ndarray = self.base.copy()
         for monomial, rows, coefficients in self.columns:
             product = 1
             for name in monomial:
