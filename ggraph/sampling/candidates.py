@@ -71,10 +71,12 @@ class Candidates:
         return self._best
 
     def _check(self, i: int) -> None:
+        if self.logits[i] == NEG_INF:
+            raise SamplerError("no token is left to choose: every logit is -inf, so all are banned or cut")
         if not np.isfinite(self.logits[i]):
             raise SamplerError(
-                f"no token can be chosen: the highest logit is {self.logits[i]} (token {self.token(i)}); "
-                "-inf: everything is banned or cut; nan or inf: the model, the file or a hook is at fault"
+                f"the logit of token {self.token(i)} is {self.logits[i]}: "
+                "look at the model file, a hook that writes to nodes, or a temperature too near 0"
             )
 
     def find(self, tokens: Collection[int]) -> Ints:

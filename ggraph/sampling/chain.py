@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
@@ -16,17 +17,19 @@ from .samplers import WORDS, Word
 from .state import State
 
 _INT32 = (int, -(2**31), 2**31 - 1)
-_FLOAT = (f32, -np.finfo(f32).max, np.finfo(f32).max)
+_MAX = float(np.finfo(f32).max)
+_TINY = float(np.finfo(f32).tiny)
+_FLOAT = (f32, -_MAX, _MAX)
 # Argument name -> (type, lowest, highest); all others are _FLOAT.
-_ARGUMENTS: dict[str, tuple[type, Any, Any]] = {
+_ARGUMENTS: dict[str, tuple[type, float, float]] = {
     "SEED": (int, -1, 2**32 - 1),
     "K": _INT32,
     "LAST_N": _INT32,
     "ALLOWED": _INT32,
     "M": (int, 1, 2**31 - 1),
     "ID": (int, 0, 2**31 - 1),
-    "BIAS": (f32, NEG_INF, np.finfo(f32).max),
-    "REPEAT": (f32, np.finfo(f32).tiny, np.finfo(f32).max),
+    "BIAS": (f32, -math.inf, _MAX),
+    "REPEAT": (f32, _TINY, _MAX),
 }
 
 
@@ -202,10 +205,11 @@ def _arguments(name: str, fields: list[str], n_vocab: int) -> Iterator[Any]:
         if what == "ID":
             high = n_vocab - 1
         try:
-            value = kind(text)
+            value = int(text) if kind is int else float(text)
         except ValueError:
-            value = np.nan
+            value = math.nan
         if not low <= value <= high:
-            number = "a whole number" if kind is int else "a number"
-            raise SamplerError(f"{name}: {what} must be {number} from {low} to {high}, not {text!r}; {_known()}")
-        yield value
+            number = f"a whole number from {low} to {high}" if kind is int else "a finite number"
+            number += " above 0" if low == _TINY else ""
+            raise SamplerError(f"{name}: {what} must be {number}, not {text!r}; {_known()}")
+        yield kind(value)

@@ -166,7 +166,12 @@ def temp_ext(c: Candidates, t: f32, delta: f32, exponent: f32) -> None:
         prob = prob[prob > 0]
         entropy = total(-(prob * log(prob))) / -log(f32(1) / f32(len(c)))
         low, high = max(f32(0), t - delta), t + delta
-        temp(c, low + (high - low) * _pow(entropy, exponent))
+        t = low + (high - low) * _pow(entropy, exponent)
+        logits = c.writable()
+        if t > 0:
+            logits /= t
+        else:
+            logits[1:] = NEG_INF  # none is cut: how many there are decides whether adaptive_p and mirostat draw
 
 
 def penalties(c: Candidates, window: Window, last_n: int, repeat: f32, freq: f32, present: f32) -> None:
