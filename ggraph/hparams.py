@@ -63,6 +63,7 @@ class HParams:
     n_embd_head_k: int
     n_embd_head_v: int
     causal: bool = True
+    n_cls_out: int = 1                          # outputs of a classifier head
     pooling_type: int = -1                      # llama.cpp's enum; -1: the file does not say
 
     # normalization
@@ -177,6 +178,7 @@ class HParams:
             n_embd=int(k.number("embedding_length")), n_layer=n_layer, n_layer_nextn=nextn, n_head=n_head,
             n_head_kv=k.per_layer("attention.head_count_kv", n_all, n_head), n_ff=k.per_layer("feed_forward_length", n_all, 0),
             causal=bool(k.number("attention.causal", True)), pooling_type=int(k.number("pooling_type", -1)),
+            n_cls_out=len(k("classifier.output_labels", ())) or 1,
             f_norm_eps=float(k.number("attention.layer_norm_epsilon", 0.0)),
             f_norm_rms_eps=float(k.number("attention.layer_norm_rms_epsilon", 0.0)))
         fields |= _heads(k, fields["n_embd"], max(n_head)) | _rope(k, fields["n_ctx_train"]) | _experts(k, n_all)

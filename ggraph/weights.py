@@ -114,7 +114,7 @@ class Weights(Group):
         weight = self.optional(name + suffix, ne) if optional else self.required(name + suffix, ne)
         if weight is None:
             return None
-        rows = tuple(ne[1:])
+        rows = tuple(ne[1:]) or tuple(ne)                 # a vector's bias has its own shape
         get_bias = {True: self.required, None: self.optional}.get(bias)
         scale = self._tensor(name + ".scale") if name + ".scale" in self.file.tensors else None
         return Param(name, weight, get_bias(name + ".bias", rows) if get_bias else None, scale)

@@ -36,6 +36,23 @@ class Attention(Core):
         limit = self.hp.f_clamp_kqv
         return ops.clamp(x, -limit, limit) if limit else x
 
+    def qk_norm(self, w: Group, q: Tensor, k: Tensor, il: int, whole: bool = False) -> tuple[Tensor, Tensor]:
+        """Q and K normed per head, or over all heads together."""
+        return self._norm_heads(q, w.attn_q_norm, "Qcur_normed", il, whole), self._norm_heads(k, w.attn_k_norm, "Kcur_normed", il, whole)
+
+    def _norm_heads(self, x: Tensor, p: Param, name: str, il: int, whole: bool) -> Tensor:
+        if whole:
+            flat = ops.reshape(x, (x.ne[0] * x.ne[1], x.ne[2]))
+            return ops.reshape(self.norm(flat, p, name, il), x.ne)
+        return self.norm(x, p, name, il)
+
+    def attn_temperature(self, q: Tensor, il: int) -> Tensor:
+        """Queries scaled by Llama 4's temperature, which grows with the position."""
+        if not self.hp.f_attn_temp_scale:
+            return q
+        scale, = self.input(inputs.AttnScale, self.hp, self.n_tokens)
+        return self.cb(ops.mul(q, scale), "Qcur_attn_temp_scaled", il)
+
     def attn(self, wo: Param | None, q: Tensor, k: Tensor, v: Tensor, il: int, *, scale: float | None = None,
              sinks: Param | None = None) -> Tensor:
         """softmax(scale q K + mask) V over the cache, then the output projection.

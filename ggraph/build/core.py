@@ -6,7 +6,7 @@ so that dumps of both can be compared.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .. import inputs, ops
@@ -86,6 +86,9 @@ class Core:
         ids, = self.input(inputs.OutputIds, self.dims.n_outputs)
         return tuple(ops.get_rows(x, ids) for x in xs)
 
+    def scale(self, x: Tensor, s: float, name: str, il: int = -1) -> Tensor:
+        return self.cb(ops.scale(x, s), name, il)
+
     # --- layers of one matrix or one vector
 
     def mm(self, p: Param, x: Tensor) -> Tensor:
@@ -124,15 +127,20 @@ class Core:
     # --- positions
 
     def rope(self, x: Tensor, il: int, *, pos: Tensor | None = None, n_rot: int = 0, mode: int | None = None,
-             freq_base: float = 0.0) -> Tensor:
-        """Rotate Q or K [head, n_head, n_tokens] by `inp_pos`; window layers have a base and scale of their own."""
+             freq_base: float = 0.0, plain: bool = False) -> Tensor:
+        """Rotate Q or K [head, n_head, n_tokens] by `inp_pos`; window layers have a base and scale of their own.
+
+        `plain`: without any scaling of positions.
+        """
         hp, r = self.hp, self.cp.rope
+        if plain:
+            r = replace(r, freq_scale=1.0, ext_factor=0.0, attn_factor=1.0)
         swa = hp.is_swa(il)
         mode = hp.rope_mode if mode is None else mode
         assert mode is not None, f"architecture {hp.arch} names no rope mode"
         y = ops.rope(x, self.inp_pos() if pos is None else pos, self._rope_factors(self.w.blk[il]), n_dims=n_rot or hp.n_rot, mode=mode,
                      freq_base=freq_base or (hp.rope_freq_base_swa if swa else r.freq_base),
-                     freq_scale=hp.rope_freq_scale_swa if swa else r.freq_scale, ext_factor=r.ext_factor,
+                     freq_scale=hp.rope_freq_scale_swa if swa and not plain else r.freq_scale, ext_factor=r.ext_factor,
                      attn_factor=r.attn_factor, beta_fast=r.beta_fast, beta_slow=r.beta_slow, n_ctx_orig=r.n_ctx_orig,
                      sections=hp.rope_sections)
         return self.cb(y, x.name)
@@ -147,6 +155,11 @@ class Core:
                     weight: Tensor = p.weight
                     return weight
         return None
+
+    def add_positions(self, x: Tensor, p: Param) -> Tensor:
+        """x plus the learned embedding of each position."""
+        pos = self.cb(ops.get_rows(p.weight, self.inp_pos()), "pos_embd")
+        return self.cb(ops.add(x, pos), "inpL")
 
     # --- the end
 
