@@ -403,6 +403,16 @@ def rope(x: Tensor, pos: Tensor, factors: Tensor | None, *, n_dims: int, mode: i
 
 
 @op
+def hadamard(x: Tensor, n: int) -> Tensor:
+    """Each run of n (a power of two) elements of axis 0 times the orthonormal Walsh-Hadamard matrix; its own inverse.
+
+    It spreads outliers evenly before K and V are quantized.
+    """
+    check(n & (n - 1) == 0 and x.ne[0] % n == 0, f"hadamard: rows are not a multiple of {n}", x)
+    return Tensor("hadamard", F32, x.ne, (x,), {"n": n})
+
+
+@op
 def flash_attn_ext(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor | None = None,
                    cells: Tensor | None = None, spans: Tensor | None = None, *, scale: float,
                    max_bias: float = 0.0, logit_softcap: float = 0.0) -> Tensor:

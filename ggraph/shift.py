@@ -9,7 +9,7 @@ from . import ops
 from .build import Builder, Dims
 from .errors import Error
 from .memory.cache import KVCache
-from .tensor import I32, Tensor, leaf
+from .tensor import F32, I32, Tensor, leaf
 
 if TYPE_CHECKING:
     from .context import Context
@@ -36,12 +36,17 @@ def shift_plan(ctx: Context, group: KVCache) -> Plan:
     source = Shift(cells)
     b.g.inputs.append(source)
     for il, cache in group.k.items():
-        b.g.expand(ops.cpy(_rotated(b, cache, hp.n_head_kv[il], cells, il, source.tensors[0]), cache))
+        b.g.expand(ops.cpy(_rotated(b, group, il, source.tensors[0]), cache))
     return ctx.plan(b.g)
 
 
-def _rotated(b: Builder, cache: Tensor, n_head: int, cells: int, il: int, shift: Tensor) -> Tensor:
+def _rotated(b: Builder, group: KVCache, il: int, shift: Tensor) -> Tensor:
+    cache, n_head = group.k[il], b.hp.n_head_kv[il]
     head = cache.ne[0] // n_head
-    rows = ops.view(cache, (head, n_head, cells), (cache.type.row_bytes(head), cache.nb[1]))
-    x = rows if cache.type is ops.F32 else ops.cast(rows, ops.F32)
-    return ops.reshape(b.rope(x, il, pos=shift), cache.ne)
+    x = ops.view(cache, (head, n_head, shift.ne[0]), (cache.type.row_bytes(head), cache.nb[1]))
+    if cache.type is not F32:
+        x = ops.cast(x, F32)
+    x = ops.hadamard(x, group.rot_k) if group.rot_k else x
+    x = b.rope(x, il, pos=shift)
+    x = ops.hadamard(x, group.rot_k) if group.rot_k else x
+    return ops.reshape(x, cache.ne)

@@ -96,3 +96,13 @@ def argsort(out: Operand, x: Array) -> Array:
 @kernel
 def top_k(out: Operand, x: Array) -> Array:
     return np.argsort(-x, axis=-1, kind="stable")[..., :out.params["k"]]
+
+
+@kernel
+def hadamard(out: Operand, x: Array) -> Array:
+    n = out.params["n"]
+    y = x.reshape(*x.shape[:-1], -1, n)
+    matrix = np.ones((1, 1), np.float32)
+    while len(matrix) < n:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return (y @ (matrix * f32(n ** -0.5))).reshape(x.shape)

@@ -61,6 +61,10 @@ class Attention(Core):
         """
         group = self.memory.kv_of(il)
         kv, cp, n_stream = self.memory.kv[group], self.cp, self.n_stream
+        if kv.rot_k:
+            q, k = ops.hadamard(q, kv.rot_k), ops.hadamard(k, kv.rot_k)
+        if kv.rot_v:
+            v = ops.hadamard(v, kv.rot_v)
         for node in (q, k, v):
             self.g.expand(node)
         idx, = self.input(inputs.CellIds, self.memory, group, self.n_tokens)
@@ -74,6 +78,8 @@ class Attention(Core):
         form = self._flash if cp.flash_attn else self._attn_mha
         x = form(q, keys, values, mask, group, il, self.hp.kq_scale if scale is None else scale, sinks.weight if sinks else None)
         x = self.cb(x, "kqv_out", il)
+        if kv.rot_v:
+            x = ops.hadamard(x, kv.rot_v)
         return x if wo is None else self.linear(wo, x, "attn_out", il)
 
     @property

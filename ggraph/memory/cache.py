@@ -51,6 +51,23 @@ class KVCache:
             offset += -(-t.nbytes // 64) * 64
         backend.zero(self.buffer)
 
+    @property
+    def rot_k(self) -> int:
+        """Size of the Hadamard blocks that K is multiplied with before it is quantized (and Q with it); 0: none.
+
+        As llama.cpp: quantized types, heads of a multiple of 64; K takes the largest block that divides the head, V 64.
+        """
+        head = self.hp.n_embd_head_k
+        return head & -head if self._spread(self.k, head) else 0
+
+    @property
+    def rot_v(self) -> int:
+        return 64 if self._spread(self.v, self.hp.n_embd_head_v) else 0
+
+    @staticmethod
+    def _spread(layers: dict[int, Tensor], head: int) -> bool:
+        return next(iter(layers.values())).type.quantized and head % 64 == 0
+
     # --- in a graph
 
     def cpy_k(self, k: Tensor, idx: Tensor, il: int) -> Tensor:

@@ -295,6 +295,8 @@ CASES: list[Case] = [
     Case("top_k", "", lambda g: ops.top_k(g.f32(37, g.n_tokens), 5)),
     Case("top_k", "ties", lambda g: ops.top_k(ops.cast(g.ints(3, 37, g.n_tokens), F32), 8)),
 
+    Case("hadamard", "", lambda g: ops.hadamard(g.f32(64, 3, g.n_tokens), 64)),
+    Case("hadamard", "view", lambda g: ops.hadamard(window(g, 192, 5), 64)),
     Case("rope", "normal", lambda g: rope(g, 64, NORMAL)),
     Case("rope", "neox", lambda g: rope(g, 64, NEOX)),
     Case("rope", "partial", lambda g: rope(g, 16, NORMAL)),
