@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from .line import END, Array, Line, Move, Window, empty, in_order
+from .line import END, Array, Line, Move, Ranges, Window, empty, in_order, joined
 
 
 class Cells:
@@ -32,7 +32,7 @@ class Cells:
         self.used_max = 0       # highest used cell + 1
 
     def copy(self) -> Cells:
-        """A twin to try things on. Lines share buffers, so of the two only one may go on to be used."""
+        """A twin to try things on."""
         twin = copy.copy(self)
         twin.pos, twin.owner, twin.shift = self.pos.copy(), self.owner.copy(), self.shift.copy()
         twin.lines = list(self.lines)
@@ -92,27 +92,26 @@ class Cells:
             self.owner[i, cells] = True
             self.lines[i] = self.lines[i].extend(cells, pos)
 
-    def load(self, cells: Array, pos: Array, owner: npt.NDArray[np.bool_], floor: Array) -> None:
-        """Fill free cells of an empty stream with saved ones: owner [n_seq, n], each sequence's floor [n_seq]."""
+    def load(self, cells: Array, pos: Array, owner: npt.NDArray[np.bool_], lost: Sequence[Ranges]) -> None:
+        """Fill the first cells of an empty stream with saved ones: owner [n_seq, n], each sequence's lost positions."""
         self.pos[cells], self.owner[:, cells] = pos, owner
         self.n_used, self.used_max = len(cells), int(cells.max(initial=-1)) + 1
-        self.lines = [in_order(cells[own], pos[own], int(f)) for own, f in zip(owner, floor)]
+        self.lines = [in_order(cells[own], pos[own], gone) for own, gone in zip(owner, lost)]
 
-    def replace(self, seq: int, pos: Array, floor: int) -> Array | None:
+    def replace(self, seq: int, pos: Array, lost: Ranges) -> Array | None:
         """Saved positions, ascending, in place of what a sequence has: their cells int32 [n].
 
         Where room is short, first ones that no later token sees are left out. None if the others do not fit.
         """
         self.remove(seq, 0, END)
-        lost = max(0, len(pos) - self.n_room())
-        cells = self.find(len(pos) - lost)
-        if cells is None:
-            return None
+        cells = self.find(min(len(pos), self.n_room()))
+        assert cells is not None
+        over = len(pos) - len(cells)
         if len(cells):
             self.evict(cells)
-            self.place(cells, pos[lost:], (seq,))
+            self.place(cells, pos[over:], (seq,))
         i = seq - self.seq0
-        self.lines[i] = self.lines[i].raised(int(pos[lost - 1]) + 1 if lost else floor)
+        self.lines[i] = self.lines[i].remembering(joined(lost, ((p, p + 1) for p in pos[:over].tolist())))
         return cells if self.lines[i].complete(self.window) else None
 
     def evict(self, cells: Array) -> None:
@@ -156,11 +155,11 @@ class Cells:
 
     def remove(self, seq: int, p0: int, p1: int) -> None:
         i, line = seq - self.seq0, self.line(seq)
-        self._disown(i, line.cells[line.where(p0, p1)].copy())
+        self._disown(i, line.cells[line.where(p0, p1)])
         self.lines[i] = line.without(p0, p1)
 
     def _shared(self, src: int, dst: int, p0: int, p1: int) -> Line:
-        return self.line(dst).without(p0, p1).joined(self.line(src).part(p0, p1))
+        return self.line(dst).without(p0, p1).plus(self.line(src).part(p0, p1))
 
     def can_share(self, src: int, dst: int, p0: int, p1: int) -> bool:
         return self._shared(src, dst, p0, p1).complete(self.window)
@@ -171,7 +170,17 @@ class Cells:
         self.remove(dst, p0, p1)
         i = dst - self.seq0
         self.owner[i, part.cells] = True
-        self.lines[i] = self.lines[i].joined(part)
+        self.lines[i] = self.lines[i].plus(part)
+
+    def mirror(self, other: Cells, src: int, dst: int, p0: int, p1: int) -> None:
+        """Hold nothing but what `src` holds there in another stream, in the same cells, with what is to be shifted."""
+        part = other.line(src).part(p0, p1)
+        self.clear()
+        if len(part):
+            self.place(part.cells, part.pos, (dst,))
+        self.lines[dst - self.seq0] = part
+        self.shift[part.cells] = other.shift[part.cells]
+        self.has_shift, self.head = other.has_shift, self.used_max
 
     def can_move(self, seq: int, p0: int, p1: int, to: Move) -> bool:
         """Not where a cell has another owner too, whose position would move along."""
@@ -185,7 +194,7 @@ class Cells:
         """Positions p become `to(p)`, the difference waits in `shift`; cells that become negative are freed."""
         i, line = seq - self.seq0, self.line(seq)
         at = line.where(p0, p1)
-        cells, old = line.cells[at].copy(), line.pos[at].astype(np.int64)
+        cells, old = line.cells[at], line.pos[at].astype(np.int64)
         new = to(old)
         self.lines[i] = line.moved(p0, p1, to)
         kept = new >= 0

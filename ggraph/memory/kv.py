@@ -146,29 +146,20 @@ class KVStore:
         if self.stream(src) == self.stream(dst):
             return src == dst or self._of(src).can_share(src, dst, lo, hi)
         rest, part = self._of(dst).line(dst).without(lo, hi), self._of(src).line(src).part(lo, hi)
-        return len(rest) == 0 and rest.floor == 0 and part.complete(self._of(src).window)
+        return len(rest) == 0 and not rest.lost and part.complete(self._of(src).window)
 
     def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> bool:
         """`dst` gets what `src` has there in place of what it had there: shared cells, or a copy between streams."""
         if not self.can_seq_cp(src, dst, p0, p1):
             return False
         lo, hi = _range(p0, p1)
-        a, b = self.stream(src), self.stream(dst)
-        if a != b:
-            self._copy_stream(a, b, self.cells[a].line(src).part(lo, hi).cells)
-        elif src != dst:
-            self.cells[a].share(src, dst, lo, hi)
+        a, b = self.cells[self.stream(src)], self.cells[self.stream(dst)]
+        if a is b and src != dst:
+            a.share(src, dst, lo, hi)
+        elif a is not b:
+            b.mirror(a, src, dst, lo, hi)
+            self._copies.append((self.stream(src), self.stream(dst)))
         return True
-
-    def _copy_stream(self, a: int, b: int, idx: Array) -> None:
-        """The same cells of stream b; K and V of the whole stream are copied before the next step, then shifted."""
-        src, dst = self.cells[a], self.cells[b]
-        dst.clear()
-        if len(idx):
-            dst.place(idx, src.pos[idx], (b,))
-            dst.shift[idx] = src.shift[idx]
-        dst.has_shift, dst.head = src.has_shift, src.head
-        self._copies.append((a, b))
 
     def seq_keep(self, seq: int) -> None:
         """Take out all other sequences."""
