@@ -3,7 +3,7 @@
 Reading order: chain (the Sampler), samplers (what each word does, and their table), candidates, state, dry, order.
 """
 
-from .chain import Grammar, Sampler, describe
-from .defaults import DEFAULTS, default_chain
+from ggraph.sampling.chain import Grammar, Sampler, describe
+from ggraph.sampling.defaults import DEFAULTS, default_chain
 
 __all__ = ["DEFAULTS", "Grammar", "Sampler", "default_chain", "describe"]

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import SamplerError
-from .order import F32, Ints, largest
+from ggraph.errors import SamplerError
+from ggraph.sampling.order import F32, Ints, largest
 
 __all__ = ["F32", "NEG_INF", "Candidates", "Ints", "exp", "f32", "log", "log2", "total"]
 

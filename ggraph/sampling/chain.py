@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import SamplerError
-from .candidates import F32, NEG_INF, Candidates, f32
-from .dry import Tails, Vocabulary, breaker_table
-from .samplers import WORDS, Word
-from .state import State
+from ggraph.errors import SamplerError
+from ggraph.sampling.candidates import F32, NEG_INF, Candidates, f32
+from ggraph.sampling.dry import Tails, Vocabulary, breaker_table
+from ggraph.sampling.samplers import WORDS, Word
+from ggraph.sampling.state import State
 
 _INT32 = (int, -(2**31), 2**31 - 1)
 _MAX = float(np.finfo(f32).max)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import SamplerError
+from ggraph.errors import SamplerError
 
 # Flag -> llama.cpp's default. `logit_bias` maps token ids to what is added to their logits.
 DEFAULTS: dict[str, Any] = {

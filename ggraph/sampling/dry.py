@@ -11,8 +11,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from .candidates import Candidates, f32, log
-from .state import Window
+from ggraph.sampling.candidates import Candidates, f32, log
+from ggraph.sampling.state import Window
 
 _LONGEST_BREAKER = 40  # bytes
 _LONGEST_TAIL = 20  # tokens

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .candidates import F32, NEG_INF, Candidates, f32, log, log2, total
-from .dry import Dry, Tails, dry
-from .order import ascending
-from .state import Random, State, Surprise, Target, Window
+from ggraph.sampling.candidates import F32, NEG_INF, Candidates, f32, log, log2, total
+from ggraph.sampling.dry import Dry, Tails, dry
+from ggraph.sampling.order import ascending
+from ggraph.sampling.state import Random, State, Surprise, Target, Window
 
 # --- picks one -----------------------------------------------------------------------------------
 
@@ -262,7 +262,7 @@ WORDS = {
     "xtc": Word(
         xtc,
         "P THRESHOLD SEED",
-        "with chance P drop the tokens above THRESHOLD but for the last of them; P <= 0: off",
+        "with chance P drop those above THRESHOLD but the last of them; P <= 0: off",
         off=lambda p, threshold, seed: p <= 0 or threshold > f32(0.5),
         state=_random,
     ),

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from .candidates import f32
+from ggraph.sampling.candidates import f32
 
 S = TypeVar("S", bound="State")
 
