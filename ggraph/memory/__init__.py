@@ -95,8 +95,12 @@ class Memory:
 
     def apply(self, step: Step) -> None:
         """Open a step: the only call of a step that changes memory."""
-        for store, slots in zip(self.stores, step.slots):
-            store.apply(step.ubatch, slots)
+        try:
+            for store, slots in zip(self.stores, step.slots):
+                store.apply(step.ubatch, slots)
+        except BaseException:
+            self.rollback()
+            raise
 
     def commit(self) -> None:
         for store in self.stores:

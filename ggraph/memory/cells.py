@@ -99,20 +99,20 @@ class Cells:
         self.lines = [in_order(cells[own], pos[own], gone) for own, gone in zip(owner, lost)]
 
     def replace(self, seq: int, pos: Array, lost: Ranges) -> Array | None:
-        """Saved positions, ascending, in place of what a sequence has: their cells int32 [n].
+        """Saved positions, ascending, in place of what a sequence has: int32 [n] the cell of each.
 
-        Where room is short, first ones that no later token sees are left out. None if the others do not fit.
+        Where room is short, first ones that no later token sees get cell -1. None if the others do not fit.
         """
         self.remove(seq, 0, END)
-        cells = self.find(min(len(pos), self.n_room()))
+        over = max(0, len(pos) - self.n_room())
+        cells = self.find(len(pos) - over)
         assert cells is not None
-        over = len(pos) - len(cells)
         if len(cells):
             self.evict(cells)
             self.place(cells, pos[over:], (seq,))
         i = seq - self.seq0
         self.lines[i] = self.lines[i].remembering(joined(lost, ((p, p + 1) for p in pos[:over].tolist())))
-        return cells if self.lines[i].complete(self.window) else None
+        return np.r_[np.full(over, -1, np.int32), cells] if self.lines[i].complete(self.window) else None
 
     def evict(self, cells: Array) -> None:
         """Free those cells that are in use, for they will be overwritten, and all that comes before them in a sequence.

@@ -103,8 +103,8 @@ class KVStore:
     def apply(self, ubatch: Ubatch, slots: Slots) -> None:
         """Open a step: the ubatch's tokens own their cells. Cells that a window gave away lose what they held."""
         assert self._open is None, "the step before this one is still open"
+        self._open = slots      # first, so that a step which fails in here can be rolled back too
         self._place(ubatch, slots)
-        self._open = slots
 
     def _place(self, u: Ubatch, slots: Slots) -> None:
         ids = slots.cells.reshape(-1)
@@ -219,18 +219,18 @@ class KVStore:
     def can_restore(self, state: State, seq: int | None = None) -> bool:
         return restored(self.cells, state, seq) is not None
 
-    def restore(self, state: State, seq: int | None = None) -> tuple[Array, Array] | None:
-        """Put a saved state in place of all, or of one sequence: which entries, int32 [n], and the rows they go to.
+    def restore(self, state: State, seq: int | None = None) -> Array | None:
+        """Put a saved state in place of all, or of one sequence: int32 [n], the row each entry's K and V go to.
 
-        Where room is short, entries that no later token sees are left out. None, and nothing changed, if the others do
+        Where room is short, entries that no later token sees get row -1. None, and nothing changed, if the others do
         not fit; Error if the state is damaged. A state of streams may come back into one pool, and the other way round.
         """
         assert not self._copies, "a pending copy would overwrite what is restored; run it first"
         done = restored(self.cells, state, seq)
         if done is None:
             return None
-        self.cells, entries, rows = done
-        return entries, rows
+        self.cells, rows = done
+        return rows
 
     # what the tensors still have to follow
 

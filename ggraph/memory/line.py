@@ -57,8 +57,8 @@ class _Room:
 class Line:
     """The cells of one sequence in the order (position, cell).
 
-    A line never changes; operations give a new one. `lost` are the positions whose cells a window gave away: they follow
-    every operation as if they were still here, so that it is known when one would come into sight again.
+    A line never changes; operations give a new one. `lost` are the positions whose cells a window gave away: they
+    follow every operation as if they were still here, so that it is known when one would come into sight again.
     """
     __slots__ = ("_room", "_start", "_stop", "lost")
 

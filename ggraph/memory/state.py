@@ -1,7 +1,7 @@
 """What cells hold, as plain arrays: saved for all sequences or for one, and put back.
 
-In: the cells of each stream; a state that may come from a file. Out: arrays; new cells, and the rows to which K and V of
-the entries belong. A state is checked before it is used, and what is here stays as it is until the caller takes the new.
+In: the cells of each stream; a state that may come from a file. Out: arrays; new cells, and the rows to which K and V
+of the entries go. A state is checked before it is used, and what is here stays until the caller takes the new cells.
 """
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .line import END, Array, Line, Ranges, joined
 
 State = dict[str, npt.NDArray[Any]]
 Owner = npt.NDArray[np.bool_]
-Restored = tuple[list[Cells], Array, Array]      # new cells, entries int32 [n], their rows int32 [n]
+Restored = tuple[list[Cells], Array]     # the new streams, and the row of each entry, int32 [n]
 
 
 def save(streams: Sequence[Cells], seq: int | None) -> State:
@@ -47,7 +47,7 @@ def _lost(lines: Sequence[Line]) -> Array:
 
 
 def restored(streams: Sequence[Cells], state: State, seq: int | None) -> Restored | None:
-    """The streams with the state in place of all they hold, or of one sequence; which entries are there, and where.
+    """The streams with the state in place of all they hold, or of one sequence.
 
     None if it does not fit; Error if it is damaged. See `KVStore.restore`.
     """
@@ -64,7 +64,7 @@ def _one(streams: Sequence[Cells], seq: int, pos: Array, owner: Owner, lost: Seq
     cells = new[stream].replace(seq, pos, lost[0])
     if cells is None:
         return None
-    return new, np.arange(len(pos) - len(cells), len(pos), dtype=np.int32), cells + np.int32(stream * new[stream].size)
+    return new, np.where(cells < 0, np.int32(-1), cells + np.int32(stream * new[stream].size))
 
 
 def _all(streams: Sequence[Cells], pos: Array, owner: Owner, lost: Sequence[Ranges]) -> Restored | None:
@@ -85,7 +85,7 @@ def _all(streams: Sequence[Cells], pos: Array, owner: Owner, lost: Sequence[Rang
         new.append(Cells(old.size, n_seq, old.window, old.seq0))
         new[s].load(cells, pos[mine], owner[seqs, mine], lost[seqs])
         rows[mine] = cells + s * old.size
-    return new, np.arange(len(pos), dtype=np.int32), rows
+    return new, rows
 
 
 def _checked(state: State) -> tuple[Array, Owner, Array]:
