@@ -81,7 +81,7 @@ class Plan:
     def __init__(self, backend: Ref, nodes: Sequence[Tensor]):
         self.backend, self.nodes = backend, nodes
         self.tensors = list(dict.fromkeys(t for node in nodes for t in (node, *node.src) if t is not None))
-        self.reads = {t.root for t in self.tensors}
+        self.reads: Collection[Tensor] = {t.root for t in self.tensors}
         numbers = [n for t in self.tensors for n in (*t.ne, *t.nb, t.root.offset, t.view_offs)]
         self.sizes = Sizes(numbers)
         self._place(np.array(numbers, np.int64))
