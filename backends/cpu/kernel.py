@@ -48,7 +48,7 @@ def _lazy(name: str) -> Any:
     return module
 
 
-simd, vmath, atomic = _lazy("simd"), _lazy("vmath"), _lazy("atomic")
+simd, vmath, atomic, tile = map(_lazy, ("simd", "vmath", "atomic", "tile"))
 
 
 class Kernel:
@@ -144,7 +144,7 @@ def compile_all(kernels: Iterable[Kernel], progress: Callable[[int, int], None] 
 
 def _module(name: str, body: Body, machine: llvm.TargetMachine) -> llvm.ModuleRef:
     """Optimised LLVM module with one exported function, called `name`."""
-    for lazy_module in (simd, vmath, atomic):
+    for lazy_module in (simd, vmath, atomic, tile):
         _ = lazy_module.__doc__                         # Numba must know all operations before it starts
     text, entry = simd.to_llvm(body)
     module = _parse(text, machine)

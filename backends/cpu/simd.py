@@ -126,6 +126,10 @@ def _trunc8(b: Builder, x: Value) -> Value:
     return b.trunc(x, _like(x, I8))
 
 
+def _trunc16(b: Builder, x: Value) -> Value:
+    return b.trunc(x, _like(x, I16))
+
+
 def _memory(lane: Any, vector: Vec, widen: Any, narrow: Any) -> tuple[Any, ...]:
     """The operations get, put, load, store, load_n, store_n for one element type."""
     memory = _V16[lane]
@@ -171,6 +175,7 @@ def _memory(lane: Any, vector: Vec, widen: Any, narrow: Any) -> tuple[Any, ...]:
 (get_bf16, put_bf16, load_bf16, store_bf16, load_bf16_n, store_bf16_n) = _memory(
     I16, f32x16, _bf16_to_f32, _f32_to_bf16)
 (get_i32, put_i32, load_i32, store_i32, load_i32_n, store_i32_n) = _memory(I32, i32x16, _same_value, _same_value)
+(get_u16, put_u16, load_u16, store_u16, load_u16_n, store_u16_n) = _memory(I16, i32x16, _zext, _trunc16)
 (get_i8, put_i8, load_i8, store_i8, load_i8_n, store_i8_n) = _memory(I8, i32x16, _sext, _trunc8)
 (get_u8, put_u8, load_u8, store_u8, load_u8_n, store_u8_n) = _memory(I8, i32x16, _zext, _trunc8)
 
@@ -203,12 +208,6 @@ def load_bytes(b: Builder, address: Value) -> Value:
     return b.load(pointer(b, address, i8x64.ir), align=1)
 
 
-@op(i8x16(_intp))
-def load_table(b: Builder, address: Value) -> Value:
-    """16 bytes, for `lookup`."""
-    return b.load(pointer(b, address, i8x16.ir), align=1)
-
-
 @op(_void(_intp, i8x64))
 def store_bytes(b: Builder, address: Value, x: Value) -> None:
     b.store(x, pointer(b, address, i8x64.ir), align=1)
@@ -232,6 +231,14 @@ def spread4(b: Builder, address: Value) -> Value:
     return b.bitcast(spread(b, b.load(pointer(b, address, I32), align=1), 16), i8x64.ir)
 
 
+def table(*values: int) -> Any:
+    """A constant of 16 bytes for `lookup`: `t = table(...)` outside of kernels, `t()` inside."""
+    @op(i8x16())
+    def constant(b: Builder) -> Value:
+        return ir.Constant(i8x16.ir, list(values))
+    return constant
+
+
 @op(i32x16())
 def iota(b: Builder) -> Value:
     """0, 1, ... 15."""
@@ -240,7 +247,7 @@ def iota(b: Builder) -> Value:
 
 # Arithmetic.
 
-def _fma(b: Builder, x: Value, y: Value, z: Value) -> Value:
+def emit_fma(b: Builder, x: Value, y: Value, z: Value) -> Value:
     if targets.current().lowering == "generic":                   # without the instruction LLVM would call libm
         return b.fadd(b.fmul(x, y), z)
     return call(b, f"llvm.fma.v{x.type.count}f32", x.type, x, y, z)
@@ -249,7 +256,7 @@ def _fma(b: Builder, x: Value, y: Value, z: Value) -> Value:
 @op(same)
 def fma(b: Builder, x: Value, y: Value, z: Value) -> Value:
     """x * y + z, rounded once (twice on the generic target)."""
-    return _fma(b, x, y, z)
+    return emit_fma(b, x, y, z)
 
 
 def _pick(b: Builder, sign: str, x: Value, y: Value) -> Value:
@@ -306,6 +313,12 @@ def as_f32(b: Builder, x: Value) -> Value:
 def as_i32(b: Builder, x: Value) -> Value:
     """The same bits."""
     return b.bitcast(x, _V16[I32])
+
+
+@op(_f32(types.int32))
+def bits_f32(b: Builder, x: Value) -> Value:
+    """The float32 with these bits."""
+    return b.bitcast(x, F32)
 
 
 # Across lanes, always as the same tree: halves are folded together until one lane is left.
@@ -395,21 +408,21 @@ _DOT4 = {"avx512vnni": (1, _dpbusd), "avxvnni": (2, _dpbusd), "avx2": (2, _madd_
 _DOT4_SMALL = {**_DOT4, "avx2": (2, _madd_bytes), "neon": (4, _sdot)}
 
 
-def _split_dot(rows: Any, b: Builder, acc: Value, u: Value, s: Value) -> Value:
-    parts, emit = rows[targets.current().lowering]
+def emit_dot4(b: Builder, acc: Value, u: Value, s: Value, small: bool) -> Value:
+    parts, emit = (_DOT4_SMALL if small else _DOT4)[targets.current().lowering]
     return _join(b, [emit(b, *xs) for xs in zip(*(_halves(b, x, parts) for x in (acc, u, s)))])
 
 
 @op(i32x16(i32x16, i8x64, i8x64))
 def dot4(b: Builder, acc: Value, u: Value, s: Value) -> Value:
     """acc + the sum over each 4 bytes of u (unsigned) times s (signed). Exact."""
-    return _split_dot(_DOT4, b, acc, u, s)
+    return emit_dot4(b, acc, u, s, False)
 
 
 @op(i32x16(i32x16, i8x64, i8x64))
 def dot4_small(b: Builder, acc: Value, u: Value, s: Value) -> Value:
     """`dot4` where u <= 127: exact too, and cheaper on some targets."""
-    return _split_dot(_DOT4_SMALL, b, acc, u, s)
+    return emit_dot4(b, acc, u, s, True)
 
 
 def _lookup_part(b: Builder, table: Value, index: Value) -> Value:

@@ -1,0 +1,106 @@
+"""Activations as products with panels want them: in tiles, and in blocks of 32 int8 for quantized weights.
+
+Comes in: an f32 tensor [k, n tokens]. Goes out: kernels that write its tiles. Must not know: weights.
+
+n tokens lie in tiles of `width()` tokens, then a rest in tiles of half the width, and so on, so that a product finds
+its columns at constant distances; tile t of T tokens starts where the tokens before it end. In a tile: for quantized
+weights [k / 32][T] blocks (see `tile`), for F32, F16 and BF16 weights f32 [k][T]. Or in rows: all tiles have width 1.
+
+Values are rounded to the nearest multiple of d = largest magnitude / 127, ties to even. llama.cpp's q8_0 does the same
+with d rounded to f16. Blocks with NaN or infinity give d = NaN or infinity, blocks below 1e-36 count as zero.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from . import targets
+from .kernel import Kernel, inline, simd, template
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+
+BLOCK = 48                                          # bytes of a block of 32 values
+_ONE, _LEAST, _127 = np.float32(1.0), np.float32(1e-36), np.float32(127.0)
+
+
+def width() -> int:
+    """Most columns that one pass over the weights serves: what the registers of the target hold. A power of two."""
+    return 8 if targets.current().lowering == "avx512vnni" else 4
+
+
+def nbytes(quantized: bool, k: int, n_tokens: int) -> int:
+    """Bytes of the tiles of `n_tokens` columns (an integer or a size that is only known later)."""
+    return n_tokens * (k // 32 * BLOCK if quantized else 4 * k)
+
+
+def activation_kernel(quantized: bool, rows: bool = False) -> Kernel:
+    """Parameters: src, 9 words, f32 [k, n, ..] with contiguous k | address of the tiles. `rows`: width 1."""
+    return (_quantize if quantized else _copy)(1 if rows else width())
+
+
+@inline
+def tile_of(t, n, width):
+    """(first token, width) of the tile that holds token t of n."""
+    first = n // width * width
+    if t < first:
+        return t // width * width, width
+    width >>= 1
+    while n & width == 0 or t >= first + width:
+        first += n & width
+        width >>= 1
+    return first, width
+
+
+@inline
+def row_of(p, t):
+    """Address of row t of the tensor whose words are at p, its outer axes counted through."""
+    n1, n2 = simd.word(p, 2), simd.word(p, 3)
+    i1, i2, i3 = t % n1, t // n1 % n2, t // (n1 * n2)
+    return simd.word(p, 0) + i1 * simd.word(p, 6) + i2 * simd.word(p, 7) + i3 * simd.word(p, 8)
+
+
+@inline
+def quantize(src, dst):
+    """32 f32 into a block."""
+    x, y = simd.load_f32(src), simd.load_f32(src + 64)
+    # Magnitudes as integers keep their order, and NaN is above all.
+    bits = simd.maximum(simd.as_i32(simd.absolute(x)), simd.as_i32(simd.absolute(y)))
+    largest = simd.bits_f32(simd.hmax(bits))
+    scale = _127 / largest if largest > _LEAST else largest - largest
+    magic = simd.splat_f32(12582912.0)                                     # 1.5 * 2^23 rounds to an integer
+    q0 = simd.as_i32(simd.splat_f32(scale) * x + magic) - 0x4B400000
+    q1 = simd.as_i32(simd.splat_f32(scale) * y + magic) - 0x4B400000
+    d, sum0, sum1 = largest * (_ONE / _127), simd.hsum(q0), simd.hsum(q1)
+    simd.put_f32(dst, d)
+    simd.put_f32(dst + 4, d * np.float32(sum0 + sum1))
+    simd.put_i32(dst + 8, sum0 + sum1)
+    simd.put_i32(dst + 12, sum0)
+    simd.store_i8(dst + 16, q0)
+    simd.store_i8(dst + 32, q1)
+
+
+@template
+def _quantize(width: int) -> Callable[..., None]:
+    def quantize_tiles(p, ith, nth):
+        dst, k = simd.word(p, 9), simd.word(p, 1)
+        n, blocks = simd.word(p, 2) * simd.word(p, 3) * simd.word(p, 4), k // 32
+        for i in range(n * blocks * ith // nth, n * blocks * (ith + 1) // nth):
+            t, b = i // blocks, i % blocks
+            first, w = tile_of(t, n, width)
+            quantize(row_of(p, t) + 128 * b, dst + BLOCK * (first * blocks + b * w + t - first))
+    return quantize_tiles
+
+
+@template
+def _copy(width: int) -> Callable[..., None]:
+    def copy_tiles(p, ith, nth):
+        dst, k = simd.word(p, 9), simd.word(p, 1)
+        n = simd.word(p, 2) * simd.word(p, 3) * simd.word(p, 4)
+        for t in range(n * ith // nth, n * (ith + 1) // nth):
+            src = row_of(p, t)
+            first, w = tile_of(t, n, width)
+            at = dst + 4 * (first * k + t - first)
+            for i in range(k):
+                simd.put_f32(at + 4 * w * i, simd.get_f32(src + 4 * i))
+    return copy_tiles

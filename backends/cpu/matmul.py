@@ -1,0 +1,151 @@
+"""Matrix products of panels and activation tiles: one template for all types and all numbers of columns.
+
+Comes in: panels (`repack`), tiles (`activation`), addresses in parameter blocks. Goes out: f32 [n_rows, n_tokens].
+Must not know: tensors' meaning, plans.
+
+A thread takes a share of the panels. For each panel it goes through the tiles: the weights of a block are unpacked
+into registers once and used for all columns of a tile. Columns are taken in batches that stay in the L2 cache.
+Each output is one chain of sums over k (plain types: one for even and one for odd k), in the order of k, whatever the
+tile, the batch or the number of threads: the same bits for a token alone and among others.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ggraph import dtypes
+from ggraph.dtypes import DType
+
+from . import activation
+from .activation import BLOCK
+from .formats import FORMATS, GET, Format
+from .kernel import Kernel, inline, simd, template, tile
+from .repack import PLAIN, ROWS, panel_bytes, supports
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+
+__all__ = ["matmul_kernel", "panel_bytes", "quantized", "supports"]
+
+L2 = 512 << 10                                      # bytes of activations that are kept hot
+
+
+def quantized(dtype: DType) -> bool:
+    """Whether activations are quantized for these weights (else they stay f32)."""
+    return dtype not in PLAIN
+
+
+def matmul_kernel(dtype: DType) -> Kernel:
+    """Parameters: dst, 9 words, f32 [n_rows, n, ..] with one distance between tokens | address of the activation tiles
+    | address of the panels | k. n_tokens is the product of dst's outer axes."""
+    return _matmul(dtype.name, activation.width())
+
+
+@template
+def _matmul(name: str, width: int) -> Callable[..., None]:
+    dtype = dtypes.TYPES[name]
+    column_bytes, panel_row = _sizes(dtype)
+    run = tiles(dtype, width)
+
+    def matmul(p, ith, nth):
+        dst, n_rows, stride = simd.word(p, 0), simd.word(p, 1), simd.word(p, 6)
+        n = simd.word(p, 2) * simd.word(p, 3) * simd.word(p, 4)
+        act, weights, k = simd.word(p, 9), simd.word(p, 10), simd.word(p, 11)
+        column, size, panels = column_bytes(k), panel_row(k), (n_rows + ROWS - 1) // ROWS
+        batch = max(L2 // column // width, 1) * width
+        for first in range(0, n, batch):
+            for i in range(panels * ith // nth, panels * (ith + 1) // nth):
+                run(weights + i * size, act, column, first, min(n, first + batch), k,
+                    dst + 4 * ROWS * i, stride, n_rows - ROWS * i)
+            if simd.aborted():
+                return
+    return matmul
+
+
+def _sizes(dtype: DType) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """k -> bytes of one column of activations, and of one panel."""
+    is_plain, block, block_bytes = dtype in PLAIN, dtype.block, dtype.nbytes
+
+    @inline
+    def column_bytes(k):
+        return 4 * k if is_plain else k // 32 * BLOCK
+
+    @inline
+    def panel_size(k):
+        return ROWS * (k // block) * block_bytes
+    return column_bytes, panel_size
+
+
+def tiles(dtype: DType, width: int) -> Callable[..., None]:
+    """(panel, tiles, bytes per column, first, last, k, dst, stride, rows): one panel times the columns first to last,
+    in tiles of `width`, and what is left in narrower ones."""
+    one = (_plain_tile if dtype in PLAIN else _tile)(dtype, width)
+
+    @inline
+    def wide(w, act, column, t, last, k, dst, stride, rows):
+        while last - t >= width:
+            one(w, act + t * column, k, dst + t * stride, stride, rows)
+            t += width
+        return t
+    if width == 1:
+        return wide
+    narrow = tiles(dtype, width // 2)
+
+    @inline
+    def all_widths(w, act, column, t, last, k, dst, stride, rows):
+        t = wide(w, act, column, t, last, k, dst, stride, rows)
+        return narrow(w, act, column, t, last, k, dst, stride, rows)
+    return all_widths
+
+
+def _tile(dtype: DType, width: int) -> Callable[..., None]:
+    fmt = FORMATS[dtype]
+    zeros, store = tile.zeros(width), tile.store(width)
+    columns = tile.columns(width, fmt.wide, fmt.bias, fmt.mins, fmt.small)
+    codes, scales = _codes(fmt), fmt.scales
+    block, n_blocks, head, values, step = dtype.block, fmt.blocks, fmt.head_bytes, 64 * fmt.bits, BLOCK * width
+
+    @inline
+    def one(w, act, k, dst, stride, rows):
+        acc = zeros()
+        for _ in range(k // block):
+            v = w + head
+            for i in range(n_blocks):
+                acc = columns(acc, codes(v), scales(w, i), act)
+                v += values
+                act += step
+            w = v
+        store(dst, stride, acc, rows)
+    return one
+
+
+def _codes(fmt: Format) -> Callable[..., Any]:
+    """Address of the values -> 8 vectors of codes."""
+    get = GET[fmt.bits]
+    if fmt.table is None:
+        return get
+    table = simd.table(*fmt.table)
+
+    @inline
+    def looked_up(v):
+        (a, b, c, d, e, f, g, h), t = get(v), table()
+        return (simd.lookup(t, a), simd.lookup(t, b), simd.lookup(t, c), simd.lookup(t, d),
+                simd.lookup(t, e), simd.lookup(t, f), simd.lookup(t, g), simd.lookup(t, h))
+    return looked_up
+
+
+def _plain_tile(dtype: DType, width: int) -> Callable[..., None]:
+    zeros, store, outer, add = tile.zeros(width), tile.store(width), tile.outer(width), tile.add(width)
+    load = {dtypes.F32: simd.load_f32, dtypes.F16: simd.load_f16, dtypes.BF16: simd.load_bf16}[dtype]
+    size, step = ROWS * dtype.nbytes, 4 * width
+
+    @inline
+    def one(w, act, k, dst, stride, rows):
+        even, odd = zeros(), zeros()
+        for _ in range(k // 2):
+            even, odd = outer(even, load(w), act), outer(odd, load(w + size), act + step)
+            w += 2 * size
+            act += 2 * step
+        if k & 1:
+            even = outer(even, load(w), act)
+        store(dst, stride, add(even, odd), rows)
+    return one

@@ -1,0 +1,126 @@
+"""The inner step of every matrix product: one block of weights, in registers, times T activation columns.
+
+Comes in: unpacked weights of 16 rows and an address of T activation blocks side by side. Goes out: T accumulators of
+16 rows. Must not know: types of weights, how they are packed, loops. Written as `simd` is, with `vector.op`.
+
+An activation block holds 32 values of one column: f32 d | f32 d*sum | i32 sum | i32 sum of the first 16 | 32 x int8.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from . import simd
+from .vector import F32, I32, I64, Builder, Value, at, call, const, f32x16, i8x64, i32x16, op, pointer, spread
+
+D, DSUM, SUM, SUM0, VALUES, BLOCK = 0, 4, 8, 12, 16, 48
+_intp, _void = types.intp, types.void
+_I, _F = i32x16.ir, f32x16.ir
+_CODES = types.UniTuple(i8x64, 8)
+
+
+def _tuple(ty: Any, n: int) -> Any:
+    return types.UniTuple(ty, n)
+
+
+def _unpack(b: Builder, values: Value) -> list[Value]:
+    return [b.extract_value(values, i) for i in range(values.type.count)]
+
+
+def _pack(b: Builder, values: list[Value]) -> Value:
+    out = ir.Constant(ir.ArrayType(values[0].type, len(values)), ir.Undefined)
+    for i, x in enumerate(values):
+        out = b.insert_value(out, x, i)
+    return out
+
+
+def _spread(b: Builder, address: Value, offset: int, ty: Any) -> Value:
+    return spread(b, b.load(pointer(b, at(b, address, offset), ty), align=4), 16)
+
+
+def zeros(n: int) -> Any:
+    """() -> n accumulators."""
+    @op(_tuple(f32x16, n)())
+    def zero(b: Builder) -> Value:
+        return _pack(b, [const(_F, 0.0)] * n)
+    return zero
+
+
+def store(n: int) -> Any:
+    """(address, stride, accumulators, rows): 16 rows of each column, or as many as there are."""
+    @op(_void(_intp, _intp, _tuple(f32x16, n), _intp))
+    def put(b: Builder, address: Value, stride: Value, acc: Value, rows: Value) -> None:
+        lanes = ir.Constant(_I, list(range(16)))
+        mask = b.icmp_signed("<", lanes, spread(b, b.trunc(rows, I32), 16))
+        for t, x in enumerate(_unpack(b, acc)):
+            where = pointer(b, b.add(address, b.mul(stride, I64(t))), _F)
+            call(b, "llvm.masked.store.v16f32.p0", ir.VoidType(), x, where, I32(4), mask)
+    return put
+
+
+def _dots(b: Builder, acc: Value, codes: list[Value], act: Value, groups: range, small: bool) -> Value:
+    """acc + the products of some groups of 4 k. Two chains, since each step waits for the one before."""
+    chains = [acc, const(_I, 0)]
+    for g in groups:
+        x = b.bitcast(_spread(b, act, VALUES + 4 * g, I32), i8x64.ir)
+        chains[g & 1] = simd.emit_dot4(b, chains[g & 1], codes[g], x, small)
+    return b.add(*chains)
+
+
+def _unbias(b: Builder, sums: Value, bias: int) -> Value:
+    """What the products start from, so that codes c stand for c - bias. Exact."""
+    return b.mul(sums, const(_I, -bias)) if bias else const(_I, 0)
+
+
+def columns(n: int, wide: int, bias: int, mins: bool, small: bool) -> Any:
+    """(accumulators, codes, scales, act) -> accumulators, for one block of 32 k and n columns.
+
+    codes: 8 groups of 4 k x 16 rows, unsigned, standing for c - bias; `small`: none above 127. scales: f32x16 per
+    row, one for all 32 k or (wide = 16) one per half; with `mins` followed by as many offsets."""
+    emit = _wide32 if wide == 32 else _wide16
+    n_scales = 32 // wide * (2 if mins else 1)
+
+    @op(_tuple(f32x16, n)(_tuple(f32x16, n), _CODES, _tuple(f32x16, n_scales), _intp))
+    def step(b: Builder, acc: Value, codes: Value, scales: Value, act: Value) -> Value:
+        codes, scales = _unpack(b, codes), _unpack(b, scales)
+        return _pack(b, [emit(b, x, codes, scales, at(b, act, BLOCK * t), bias, small)
+                         for t, x in enumerate(_unpack(b, acc))])
+    return step
+
+
+def _wide32(b: Builder, acc: Value, codes: list[Value], scales: list[Value], act: Value, bias: int, small: bool
+            ) -> Value:
+    start = _unbias(b, _spread(b, act, SUM, I32), bias)
+    dots = b.sitofp(_dots(b, start, codes, act, range(8), small), _F)
+    acc = simd.emit_fma(b, dots, b.fmul(scales[0], _spread(b, act, D, F32)), acc)
+    return simd.emit_fma(b, scales[1], _spread(b, act, DSUM, F32), acc) if len(scales) > 1 else acc
+
+
+def _wide16(b: Builder, acc: Value, codes: list[Value], scales: list[Value], act: Value, bias: int, small: bool
+            ) -> Value:
+    sum0 = _spread(b, act, SUM0, I32)
+    sums = sum0, b.sub(_spread(b, act, SUM, I32), sum0)
+    dots = [b.sitofp(_dots(b, _unbias(b, sums[h], bias), codes, act, range(4 * h, 4 * h + 4), small), _F)
+            for h in (0, 1)]
+    both = simd.emit_fma(b, dots[1], scales[1], b.fmul(dots[0], scales[0]))
+    for offset, x in zip(scales[2:], sums):
+        both = simd.emit_fma(b, offset, b.sitofp(x, _F), both)
+    return simd.emit_fma(b, both, _spread(b, act, D, F32), acc)
+
+
+def outer(n: int) -> Any:
+    """(accumulators, weights, act) -> accumulators: one k of 16 rows times n f32 columns."""
+    @op(_tuple(f32x16, n)(_tuple(f32x16, n), f32x16, _intp))
+    def step(b: Builder, acc: Value, w: Value, act: Value) -> Value:
+        return _pack(b, [simd.emit_fma(b, w, _spread(b, act, 4 * t, F32), x) for t, x in enumerate(_unpack(b, acc))])
+    return step
+
+
+def add(n: int) -> Any:
+    """Sum of two sets of accumulators."""
+    @op(_tuple(f32x16, n)(_tuple(f32x16, n), _tuple(f32x16, n)))
+    def total(b: Builder, x: Value, y: Value) -> Value:
+        return _pack(b, [b.fadd(*pair) for pair in zip(_unpack(b, x), _unpack(b, y))])
+    return total
