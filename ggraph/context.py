@@ -24,15 +24,17 @@ from .build import Builder, Dims
 from .cparams import POOLING, CParams, resolve_rope
 from .errors import Aborted, BatchError, ContextFull, Error, PlacementError
 from .graph import Graph
-from .inputs import graph_key, sizes
+from .inputs import Given, graph_key, sizes
 from .memory import Step
+from .memory.cache import KVCache
 from .memory.kv import N_PAD
 from .memory.layers import LayerMemory
 from .model import Model
 from .ops import MROPE
 from .schedule.alloc import Arena
 from .schedule.plan import Plan, PlanCache
-from .shift import shift_plan
+from .shift import shift_graph
+from .state import load, save
 from .tensor import Tensor
 
 STOP = object()                     # returned by a hook: stop this step as if it had not been
@@ -202,12 +204,18 @@ class Context:
             for src, dst in g.store.take_copies():
                 g.copy_stream(host, src, dst)
             if g.store.has_shift:
-                plan = self.plans.get(("shift", i)) or self._put(("shift", i), shift_plan(self, g))
-                shift = g.store.take_shift().reshape(-1)
-                plan.resize({})
-                for t in plan.graph.inputs[0].tensors:
-                    host.upload(t.buffer, t.offset, shift)
-                plan.run(self.cparams.n_threads_batch)
+                self._shift(g)
+
+    def _shift(self, group: KVCache) -> None:
+        key = ("shift", group.index)
+        plan = self.plans.get(key)
+        if plan is None:
+            graph, shift = shift_graph(self._builder(), group)
+            graph.inputs.append(Given(shift))
+            plan = self._put(key, self.plan(graph))
+        plan.resize({})
+        plan.fill(group.store.take_shift())
+        plan.run(self.cparams.n_threads_batch)
 
     # --- plans
 
@@ -235,10 +243,13 @@ class Context:
 
     def graph(self, embd: bool = False) -> Graph:
         """The graph of this Context's model, at its largest sizes."""
-        cp = self.cparams
-        b = Builder(self.model.hparams, self.model.weights, cp, self.memory, Dims.largest(cp, recurrent=False), embd)
+        b = self._builder(embd)
         self.model.arch.graph(b)
         return b.g
+
+    def _builder(self, embd: bool = False) -> Builder:
+        cp = self.cparams
+        return Builder(self.model.hparams, self.model.weights, cp, self.memory, Dims.largest(cp, recurrent=False), embd)
 
     def plan(self, graph: Graph) -> Plan:
         watch = self.hook.accepts if self.hook else None
@@ -320,17 +331,15 @@ class Context:
 
     def state_save(self, path: str | Path, seq: int | None = None) -> None:
         """Write the memory of all sequences, or of one, to a file."""
-        from .state import save
         with self._alone():
             self._settle()
-            save(self, Path(path), seq)
+            save(self.memory, self.backends[-1], Path(path), seq)
 
     def state_load(self, path: str | Path, seq: int | None = None) -> None:
         """Replace the memory of all sequences, or of one, by a file's. Error, and nothing changed, if it does not fit."""
-        from .state import load
         with self._alone():
             self._settle()
-            load(self, Path(path), seq)
+            load(self.memory, self.backends[-1], Path(path), seq)
 
 
 def resolve(model: Model, *, n_ctx: int, n_batch: int, n_ubatch: int, n_seq_max: int, kv_unified: bool, type_k: str, type_v: str,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import inputs, ops
 from ..cparams import CParams
@@ -18,8 +18,6 @@ from ..size import Size
 from ..tensor import Tensor
 from ..weights import Group, Param, Weights
 
-if TYPE_CHECKING:
-    from ..adapters import Adapters
 
 
 @dataclass(frozen=True)
@@ -39,10 +37,9 @@ class Dims:
 
 
 class Core:
-    def __init__(self, hp: HParams, weights: Weights, cp: CParams, memory: LayerMemory, dims: Dims, embd: bool = False,
-                 adapters: Adapters | None = None):
+    def __init__(self, hp: HParams, weights: Weights, cp: CParams, memory: LayerMemory, dims: Dims, embd: bool = False):
         self.hp, self.w, self.cp, self.memory, self.dims = hp, weights, cp, memory, dims
-        self.embd, self.adapters = embd, adapters
+        self.embd = embd
         self.g = Graph()
         self.n_tokens = dims.n_tokens
         self._inputs: dict[Any, inputs.Input] = {}
@@ -92,10 +89,8 @@ class Core:
     # --- layers of one matrix or one vector
 
     def mm(self, p: Param, x: Tensor) -> Tensor:
-        """weight x, plus the low-rank products of the adapters that touch it."""
+        """weight x"""
         y = ops.mul_mat(p.weight, x)
-        if self.adapters:
-            y = self.adapters.linear(p, x, y)
         return ops.mul(y, p.scale) if p.scale is not None else y
 
     def linear(self, p: Param, x: Tensor, name: str = "", il: int = -1) -> Tensor:
@@ -170,9 +165,7 @@ class Core:
         return self.cb(ops.add(branch, x), name, il)
 
     def layer_out(self, x: Tensor, il: int) -> Tensor:
-        """The end of a layer: control vectors, then its name."""
-        if self.adapters:
-            x = self.adapters.control(x, il)
+        """The end of a layer."""
         return self.cb(x, "l_out", il)
 
     def finish(self, x: Tensor, norm: bool = True) -> None:

@@ -83,8 +83,6 @@ class Experts(FeedForward):
 
     def _expert_linear(self, p: Param, x: Tensor, chosen: Tensor, name: str, il: int) -> Tensor:
         y = self.cb(ops.mul_mat_id(p.weight, x, chosen), name, il)
-        if self.adapters:
-            y = self.adapters.expert_linear(p, x, y, chosen)
         if p.scale is not None:
             picked = ops.get_rows(ops.reshape(p.scale, (1, p.scale.ne[0], 1)), ops.reshape(chosen, (chosen.ne[0] * chosen.ne[1],)))
             y = ops.mul(y, ops.reshape(picked, (1, chosen.ne[0], chosen.ne[1])))
