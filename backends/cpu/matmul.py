@@ -42,27 +42,17 @@ def matmul_kernel(dtype: DType) -> Kernel:
 
 @template
 def _matmul(name: str, width: int) -> Callable[..., None]:
-    dtype = dtypes.TYPES[name]
-    column_bytes, panel_row = _sizes(dtype)
-    run = tiles(dtype, width)
+    run = product(dtypes.TYPES[name], width)
 
     def matmul(p, ith, nth):
-        dst, n_rows, stride = simd.word(p, 0), simd.word(p, 1), simd.word(p, 6)
         n = simd.word(p, 2) * simd.word(p, 3) * simd.word(p, 4)
-        act, weights, k = simd.word(p, 9), simd.word(p, 10), simd.word(p, 11)
-        column, size, panels = column_bytes(k), panel_row(k), (n_rows + ROWS - 1) // ROWS
-        batch = max(L2 // column // width, 1) * width
-        for first in range(0, n, batch):
-            for i in range(panels * ith // nth, panels * (ith + 1) // nth):
-                run(weights + i * size, act, column, first, min(n, first + batch), k,
-                    dst + 4 * ROWS * i, stride, n_rows - ROWS * i)
-            if simd.aborted():
-                return
+        run(simd.word(p, 10), simd.word(p, 9), n, simd.word(p, 11), simd.word(p, 0), simd.word(p, 6), simd.word(p, 1),
+            0, ith, nth)
     return matmul
 
 
-def _sizes(dtype: DType) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """k -> bytes of one column of activations, and of one panel."""
+def sizes(dtype: DType) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Functions of k: bytes of one column of activations, and of one panel."""
     is_plain, block, block_bytes = dtype in PLAIN, dtype.block, dtype.nbytes
 
     @inline
@@ -75,37 +65,57 @@ def _sizes(dtype: DType) -> tuple[Callable[..., Any], Callable[..., Any]]:
     return column_bytes, panel_size
 
 
-def tiles(dtype: DType, width: int) -> Callable[..., None]:
-    """(panel, tiles, bytes per column, first, last, k, dst, stride, rows): one panel times the columns first to last,
-    in tiles of `width`, and what is left in narrower ones."""
-    one = (_plain_tile if dtype in PLAIN else _tile)(dtype, width)
+def product(dtype: DType, width: int, scattered: bool = False) -> Callable[..., None]:
+    """(panels, tiles, n columns, k, dst, stride, n_rows, order, ith, nth): a thread's share of the product of a matrix
+    and n columns. Column i of the result goes to dst + stride * i, if `scattered` to dst + stride * order[i] (i32)."""
+    column_bytes, panel_size = sizes(dtype)
+    panel = tiles(dtype, width, scattered)
 
     @inline
-    def wide(w, act, column, t, last, k, dst, stride, rows):
+    def run(weights, act, n, k, dst, stride, n_rows, order, ith, nth):
+        column, size, panels = column_bytes(k), panel_size(k), (n_rows + ROWS - 1) // ROWS
+        batch = max(L2 // column // width, 1) * width
+        for first in range(0, n, batch):
+            for i in range(panels * ith // nth, panels * (ith + 1) // nth):
+                panel(weights + i * size, act, column, first, min(n, first + batch), k,
+                      dst + 4 * ROWS * i, stride, n_rows - ROWS * i, order)
+            if simd.aborted():
+                return
+    return run
+
+
+def tiles(dtype: DType, width: int, scattered: bool) -> Callable[..., None]:
+    """(panel, tiles, bytes per column, first, last, k, dst, stride, rows, order): one panel times the columns first to
+    last, in tiles of `width`, and what is left in narrower ones."""
+    one, store = (_plain_tile if dtype in PLAIN else _tile)(dtype, width), tile.store(width, scattered)
+
+    @inline
+    def wide(w, act, column, t, last, k, dst, stride, rows, order):
         while last - t >= width:
-            one(w, act + t * column, k, dst + t * stride, stride, rows)
+            store(dst, stride, one(w, act + t * column, k), rows, t, order)
             t += width
         return t
     if width == 1:
         return wide
-    narrow = tiles(dtype, width // 2)
+    narrow = tiles(dtype, width // 2, scattered)
 
     @inline
-    def all_widths(w, act, column, t, last, k, dst, stride, rows):
-        t = wide(w, act, column, t, last, k, dst, stride, rows)
-        return narrow(w, act, column, t, last, k, dst, stride, rows)
+    def all_widths(w, act, column, t, last, k, dst, stride, rows, order):
+        t = wide(w, act, column, t, last, k, dst, stride, rows, order)
+        return narrow(w, act, column, t, last, k, dst, stride, rows, order)
     return all_widths
 
 
-def _tile(dtype: DType, width: int) -> Callable[..., None]:
+def _tile(dtype: DType, width: int) -> Callable[..., Any]:
+    """(panel, tile, k) -> sums of 16 rows for each column."""
     fmt = FORMATS[dtype]
-    zeros, store = tile.zeros(width), tile.store(width)
+    zeros = tile.zeros(width)
     columns = tile.columns(width, fmt.wide, fmt.bias, fmt.mins, fmt.small)
     codes, scales = _codes(fmt), fmt.scales
     block, n_blocks, head, values, step = dtype.block, fmt.blocks, fmt.head_bytes, 64 * fmt.bits, BLOCK * width
 
     @inline
-    def one(w, act, k, dst, stride, rows):
+    def one(w, act, k):
         acc = zeros()
         for _ in range(k // block):
             v = w + head
@@ -114,7 +124,7 @@ def _tile(dtype: DType, width: int) -> Callable[..., None]:
                 v += values
                 act += step
             w = v
-        store(dst, stride, acc, rows)
+        return acc
     return one
 
 
@@ -133,13 +143,14 @@ def _codes(fmt: Format) -> Callable[..., Any]:
     return looked_up
 
 
-def _plain_tile(dtype: DType, width: int) -> Callable[..., None]:
-    zeros, store, outer, add = tile.zeros(width), tile.store(width), tile.outer(width), tile.add(width)
+def _plain_tile(dtype: DType, width: int) -> Callable[..., Any]:
+    """The same for F32, F16 and BF16."""
+    zeros, outer, add = tile.zeros(width), tile.outer(width), tile.add(width)
     load = {dtypes.F32: simd.load_f32, dtypes.F16: simd.load_f16, dtypes.BF16: simd.load_bf16}[dtype]
     size, step = ROWS * dtype.nbytes, 4 * width
 
     @inline
-    def one(w, act, k, dst, stride, rows):
+    def one(w, act, k):
         even, odd = zeros(), zeros()
         for _ in range(k // 2):
             even, odd = outer(even, load(w), act), outer(odd, load(w + size), act + step)
@@ -147,5 +158,5 @@ def _plain_tile(dtype: DType, width: int) -> Callable[..., None]:
             act += 2 * step
         if k & 1:
             even = outer(even, load(w), act)
-        store(dst, stride, add(even, odd), rows)
+        return add(even, odd)
     return one

@@ -48,14 +48,18 @@ def zeros(n: int) -> Any:
     return zero
 
 
-def store(n: int) -> Any:
-    """(address, stride, accumulators, rows): 16 rows of each column, or as many as there are."""
-    @op(_void(_intp, _intp, _tuple(f32x16, n), _intp))
-    def put(b: Builder, address: Value, stride: Value, acc: Value, rows: Value) -> None:
+def store(n: int, scattered: bool = False) -> Any:
+    """(address, stride, accumulators, rows, first, order): 16 rows of each column, or as many as there are, at
+    address + stride * (first + t), or if `scattered` * order[first + t]."""
+    @op(_void(_intp, _intp, _tuple(f32x16, n), _intp, _intp, _intp))
+    def put(b: Builder, address: Value, stride: Value, acc: Value, rows: Value, first: Value, order: Value) -> None:
         lanes = ir.Constant(_I, list(range(16)))
         mask = b.icmp_signed("<", lanes, spread(b, b.trunc(rows, I32), 16))
         for t, x in enumerate(_unpack(b, acc)):
-            where = pointer(b, b.add(address, b.mul(stride, I64(t))), _F)
+            column = b.add(first, I64(t))
+            if scattered:
+                column = b.sext(b.load(b.gep(pointer(b, order, I32), [column]), align=4), I64)
+            where = pointer(b, b.add(address, b.mul(stride, column)), _F)
             call(b, "llvm.masked.store.v16f32.p0", ir.VoidType(), x, where, I32(4), mask)
     return put
 
