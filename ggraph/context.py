@@ -107,7 +107,8 @@ class Context:
         self.model, self.hook, self.graph_reuse = model, on_node, graph_reuse
         self.cparams = resolve(model, n_ctx=n_ctx, n_batch=n_batch, n_ubatch=n_ubatch, n_seq_max=n_seq_max, kv_unified=kv_unified,
                                type_k=type_k, type_v=type_v, flash_attn=flash_attn, n_threads=n_threads,
-                               n_threads_batch=n_threads_batch, embeddings=embeddings, pooling=pooling, rope=rope, swa_full=swa_full)
+                               n_threads_batch=n_threads_batch, embeddings=embeddings, pooling=pooling, rope=rope,
+                               swa_full=swa_full)
         self.backends: list[Backend] = model.place(progress)
         self.memory = LayerMemory(model.hparams, self.cparams)
         self.arenas = {b: Arena(b) for b in self.backends}
@@ -200,7 +201,7 @@ class Context:
     def _settle(self) -> None:
         """Let K and V follow what sequence operations left to do: copies of streams, then rotations."""
         host = self.backends[-1]
-        for i, g in enumerate(self.memory.kv):
+        for g in self.memory.kv:
             for src, dst in g.store.take_copies():
                 g.copy_stream(host, src, dst)
             if g.store.has_shift:
@@ -301,8 +302,7 @@ class Context:
     def _result(self, kind: str, width: int) -> np.ndarray:
         if self._rows_kind and self._rows_kind != kind:
             raise Error("this Context gives " + ("embeddings" if kind == "logits" else "logits") + "; see its option `embeddings`")
-        rows = self._rows if self._rows is not None else np.zeros((0, width), np.float32)
-        rows = rows.view()
+        rows: np.ndarray = np.zeros((0, width), np.float32) if self._rows is None else self._rows.view()
         rows.flags.writeable = False
         return rows
 
@@ -347,7 +347,8 @@ def resolve(model: Model, *, n_ctx: int, n_batch: int, n_ubatch: int, n_seq_max:
             rope: Mapping[str, Any] | None, swa_full: bool) -> CParams:
     """Check the arguments of a Context and fill in what they leave open."""
     hp = model.hparams
-    for name, value, least in (("n_ctx", n_ctx, 0), ("n_batch", n_batch, 1), ("n_ubatch", n_ubatch, 1), ("n_seq_max", n_seq_max, 1)):
+    for name, value in {"n_ctx": n_ctx, "n_batch": n_batch, "n_ubatch": n_ubatch, "n_seq_max": n_seq_max}.items():
+        least = 0 if name == "n_ctx" else 1
         if value < least:
             raise Error(f"{name} is {value}; it must be at least {least}")
     k, v = dtypes.parse(type_k), dtypes.parse(type_v)

@@ -69,7 +69,10 @@ def resolve_rope(hp: HParams, options: Mapping[str, Any] | None) -> Rope:
     freq_scale = 1.0 / o["scale"] if o.get("scale") else o.get("freq_scale") or hp.rope_freq_scale
     if scaling == "none":
         freq_scale = 1.0
-    given = lambda name, default: default if o.get(name) is None or o[name] < 0 else float(o[name])  # noqa: E731
+
+    def given(name: str, default: float) -> float:
+        return default if o.get(name) is None or o[name] < 0 else float(o[name])
+
     ext = given("yarn_ext_factor", hp.yarn_ext_factor)
     if ext < 0:
         ext = 1.0 if scaling == "yarn" else 0.0

@@ -41,7 +41,7 @@ class Keys:
     def per_layer(self, name: str, n_layer: int, default: Any = REQUIRED, convert: Callable[[Any], Any] = int) -> tuple[Any, ...]:
         """A value per layer, from an array or one number for all."""
         value = self(name, default)
-        if isinstance(value, (np.ndarray, list, tuple)):
+        if isinstance(value, np.ndarray | list | tuple):
             if len(value) < n_layer:
                 raise ModelError(f"key {self.arch}.{name} has {len(value)} values for {n_layer} layers")
             return tuple(convert(x) for x in value[:n_layer])
@@ -158,7 +158,7 @@ class HParams:
     def swa_pattern(self, period: int, dense_first: bool = False) -> tuple[bool, ...]:
         """Which layers have the window: the file's own pattern, else every layer but one in `period`."""
         given = self.keys("attention.sliding_window_pattern", period)
-        if not np.isscalar(given):
+        if isinstance(given, np.ndarray | list | tuple):
             return self.keys.per_layer("attention.sliding_window_pattern", self.n_layer, convert=bool)
         n = int(given)
         return tuple(n == 0 or (il % n != 0 if dense_first else il % n < n - 1) for il in range(self.n_layer))
@@ -211,8 +211,10 @@ def _experts(k: Keys, n_layer: int) -> dict[str, Any]:
     return dict(n_expert=int(k.number("expert_count", 0)), n_expert_used=k.per_layer("expert_used_count", n_layer, 0),
                 n_ff_exp=k.per_layer("expert_feed_forward_length", n_layer, 0),
                 n_ff_shexp=int(k.number("expert_shared_feed_forward_length", 0)),
-                n_expert_shared=int(k.number("expert_shared_count", 0)), n_expert_groups=int(k.number("expert_group_count", 0)),
-                n_group_used=int(k.number("expert_group_used_count", 0)), n_layer_dense_lead=int(k.number("leading_dense_block_count", 0)),
+                n_expert_shared=int(k.number("expert_shared_count", 0)),
+                n_expert_groups=int(k.number("expert_group_count", 0)),
+                n_group_used=int(k.number("expert_group_used_count", 0)),
+                n_layer_dense_lead=int(k.number("leading_dense_block_count", 0)),
                 expert_weights_scale=float(k.number("expert_weights_scale", 0.0)),
                 expert_weights_norm=bool(k.number("expert_weights_norm", False)),
                 expert_gating_func=int(k.number("expert_gating_func", 0)))

@@ -202,8 +202,10 @@ class PoolRows(Input):
 
     def fill(self, step: Step) -> tuple[np.ndarray, ...]:
         u = step.ubatch
-        pick = (lambda rows: rows[u.pos[0][rows].argmax()]) if self.last else (lambda rows: rows[u.pos[0][rows].argmin()])
-        return (np.array([pick(np.flatnonzero(u.seq == s)) for s in np.unique(u.seq)], np.int32),)
+        order = np.argsort(u.pos[0], kind="stable")
+        order = order[::-1] if self.last else order
+        _, first = np.unique(u.seq[order], return_index=True)
+        return (order[first].astype(np.int32),)
 
 
 

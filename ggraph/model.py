@@ -9,7 +9,7 @@ import importlib
 import pkgutil
 import threading
 from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import TracebackType
@@ -81,8 +81,8 @@ class Model:
         source = self.kv.get("tokenizer.chat_template")
         if self._template is None and source:
             from .chat import ChatTemplate
-            text = lambda i: self.vocab.text(i) if i is not None else ""  # noqa: E731
-            self._template = ChatTemplate(source, bos_token=text(self.vocab.bos), eos_token=text(self.vocab.eos))
+            bos, eos = ("" if i is None else self.vocab.text(i) for i in (self.vocab.bos, self.vocab.eos))
+            self._template = ChatTemplate(source, bos_token=bos, eos_token=eos)
         return self._template
 
     def place(self, progress: backend.Progress | None = None) -> list[backend.Backend]:
@@ -130,6 +130,6 @@ def find_architecture(name: str) -> Architecture:
         for plugin in entry_points(group="ggraph.models", name=name):
             found: Architecture = plugin.load()
             return found
-        own: Any = importlib.import_module(f"{__package__}.models.{module}")
+        own: Architecture = importlib.import_module(f"{__package__}.models.{module}")
         return own
     raise ModelError(f"architecture {name!r} is not known; known ones: {', '.join(known_architectures())}")

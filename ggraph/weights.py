@@ -100,9 +100,9 @@ class Weights(Group):
         self("token_embd", hp.n_embd, hp.n_vocab)
         if norm:
             self.norm("output_norm", bias=norm_bias)
-        self("output", hp.n_embd, hp.n_vocab, bias=output_bias, optional=output is not True)
-        if self.output is None:
-            self.output = Param("output", self.token_embd.weight, self.optional("output.bias", (hp.n_vocab,)))
+        if self("output", hp.n_embd, hp.n_vocab, bias=output_bias, optional=output is not True) is None:
+            tied = self.required("token_embd.weight", (hp.n_embd, hp.n_vocab))
+            self.output = Param("output", tied, self.optional("output.bias", (hp.n_vocab,)))
 
     def rope_factors(self) -> None:
         """llama3's rope_freqs or LongRoPE's two tables, in the file once or in each layer."""

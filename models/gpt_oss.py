@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ggraph.build import Builder
-from ggraph.hparams import HParams
 from ggraph.build.moe import SOFTMAX_WEIGHT
+from ggraph.hparams import HParams
 from ggraph.ops import NEOX
 from ggraph.weights import Weights
 

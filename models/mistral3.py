@@ -15,8 +15,10 @@ from .llama import weights as llama_weights
 def hparams(kv: Mapping[str, Any]) -> HParams:
     hp = HParams.read(kv, rope_mode=NORMAL)
     k = hp.keys
-    return hp.replace(f_attn_temp_scale=float(k("attention.temperature_scale", 0.0)), n_attn_temp_floor_scale=hp.n_ctx_orig_yarn,
-                      yarn_beta_fast=float(k("rope.scaling.yarn_beta_fast", 32.0)), yarn_beta_slow=float(k("rope.scaling.yarn_beta_slow", 1.0)),
+    return hp.replace(f_attn_temp_scale=float(k("attention.temperature_scale", 0.0)),
+                      n_attn_temp_floor_scale=hp.n_ctx_orig_yarn,
+                      yarn_beta_fast=float(k("rope.scaling.yarn_beta_fast", 32.0)),
+                      yarn_beta_slow=float(k("rope.scaling.yarn_beta_slow", 1.0)),
                       rope_yarn_log_mul=float(k("rope.scaling.yarn_log_multiplier", 0.0)))
 
 

@@ -66,10 +66,10 @@ def write(spec: Spec, path: str | Path, qtype: str | None = None) -> Path:
 
 def _type(name: str, shape: list[int], kind: str, qtype: str | None) -> Any:
     types = gguf.GGMLQuantizationType
-    if qtype and name.endswith(".weight") and len(shape) >= 2 and not any(s in name for s in NOT_QUANTIZED):
-        if shape[0] % gguf.GGML_QUANT_SIZES[types[qtype]][0] == 0:
-            return types[qtype]
-    return types[kind]
+    if not qtype or not name.endswith(".weight") or len(shape) < 2 or any(s in name for s in NOT_QUANTIZED):
+        return types[kind]
+    fits = shape[0] % gguf.GGML_QUANT_SIZES[types[qtype]][0] == 0
+    return types[qtype if fits else kind]
 
 
 def _add(w: Any, name: str, shape: list[int], kind: Any) -> None:
@@ -88,12 +88,14 @@ def _add(w: Any, name: str, shape: list[int], kind: Any) -> None:
 def weights(name: str, shape: list[int]) -> np.ndarray:
     """Float32 data of one tensor in NumPy order."""
     rng = np.random.RandomState(zlib.crc32(name.encode()))
-    w = rng.standard_normal(size=shape[::-1]).astype(np.float32) * np.float32(0.1)
+    w: np.ndarray = rng.standard_normal(size=shape[::-1]).astype(np.float32) * np.float32(0.1)
     if "ssm_a" in name:                                 # state decay must be negative
-        return -np.abs(w) * 10
-    if name.startswith(("rope_factors", "rope_freqs")):
-        return np.abs(w) * 10 + 1
-    return w + 1 if "norm" in name and name.endswith("weight") else w
+        w = -np.abs(w) * 10
+    elif name.startswith(("rope_factors", "rope_freqs")):
+        w = np.abs(w) * 10 + 1
+    elif "norm" in name and name.endswith("weight"):
+        w = w + 1
+    return w
 
 
 def random_blocks(name: str, shape: list[int], kind: Any) -> np.ndarray:

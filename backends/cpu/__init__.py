@@ -41,7 +41,7 @@ class Cpu(ref.Ref):
         self.panels.offer(weights)
         self.progress = progress
 
-    def compile(self, nodes: Sequence[Tensor], keep: Collection[Tensor] = ()) -> Compiled:
+    def compile(self, nodes: Sequence[Tensor], keep: Collection[Tensor] = ()) -> Compiled:  # type: ignore[override]
         return Compiled(self, nodes, frozenset(keep))
 
     def abort(self) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeVar
 
 from ggraph.tensor import Tensor
@@ -127,7 +128,7 @@ def _try(run: tuple[Tensor, ...], uses: dict[Tensor, int], emit: Emit) -> list[S
 def chained(run: Sequence[Tensor], uses: dict[Tensor, int]) -> bool:
     """Each node but the last is read by the next one and by nothing else."""
     return all(any(s is not None and s.root is a.root for s in b.src) and uses.get(a.root, 0) == 1
-               for a, b in zip(run, run[1:]))
+               for a, b in pairwise(run))
 
 
 def count_uses(nodes: Sequence[Tensor], keep: frozenset[Tensor]) -> dict[Tensor, int]:

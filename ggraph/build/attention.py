@@ -15,7 +15,8 @@ class Attention(Core):
     def qkv(self, w: Group, x: Tensor, il: int, head_k: int = 0, head_v: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """Q [head_k, n_head, n_tokens], K [head_k, n_head_kv, n_tokens], V [head_v, n_head_kv, n_tokens]."""
         hp = self.hp
-        k_size, v_size, n_head, n_kv = head_k or hp.n_embd_head_k, head_v or hp.n_embd_head_v, hp.n_head[il], hp.n_head_kv[il]
+        k_size, v_size = head_k or hp.n_embd_head_k, head_v or hp.n_embd_head_v
+        n_head, n_kv = hp.n_head[il], hp.n_head_kv[il]
         shapes = {"Qcur": (k_size, n_head), "Kcur": (k_size, n_kv), "Vcur": (v_size, n_kv)}
         if w.attn_qkv is not None:
             qkv = self._clamp(self.linear(w.attn_qkv, x, "wqkv", il))
@@ -38,7 +39,8 @@ class Attention(Core):
 
     def qk_norm(self, w: Group, q: Tensor, k: Tensor, il: int, whole: bool = False) -> tuple[Tensor, Tensor]:
         """Q and K normed per head, or over all heads together."""
-        return self._norm_heads(q, w.attn_q_norm, "Qcur_normed", il, whole), self._norm_heads(k, w.attn_k_norm, "Kcur_normed", il, whole)
+        return (self._norm_heads(q, w.attn_q_norm, "Qcur_normed", il, whole),
+                self._norm_heads(k, w.attn_k_norm, "Kcur_normed", il, whole))
 
     def _norm_heads(self, x: Tensor, p: Param, name: str, il: int, whole: bool) -> Tensor:
         if whole:
@@ -74,9 +76,11 @@ class Attention(Core):
         q = ops.permute(self._by_stream(q), (0, 2, 1, 3))                     # [head, n_tokens_stream, n_head, n_stream]
         keys = ops.permute(kv.get_k(il, n_stream), (0, 2, 1, 3))              # [head, n_kv, n_head_kv, n_stream]
         values = ops.permute(kv.get_v(il, n_stream), (0, 2, 1, 3))
-        mask, = self.input(inputs.KQMask, self.memory, group, kv.n_kv, self.n_tokens_stream, n_stream, cp.causal, self.hp.f_max_alibi_bias > 0)
+        mask, = self.input(inputs.KQMask, self.memory, group, kv.n_kv, self.n_tokens_stream, n_stream, cp.causal,
+                           self.hp.f_max_alibi_bias > 0)
         form = self._flash if cp.flash_attn else self._attn_mha
-        x = form(q, keys, values, mask, group, il, self.hp.kq_scale if scale is None else scale, sinks.weight if sinks else None)
+        scale = self.hp.kq_scale if scale is None else scale
+        x = form(q, keys, values, mask, group, il, scale, sinks.weight if sinks else None)
         x = self.cb(x, "kqv_out", il)
         if kv.rot_v:
             x = ops.hadamard(x, kv.rot_v)
@@ -95,18 +99,20 @@ class Attention(Core):
         n = self.n_tokens_stream
         return ops.view(q, (q.ne[0], q.ne[1], n, self.n_stream), (q.nb[1], q.nb[2], q.nb[2] * n))
 
-    def _flash(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, group: int, il: int, scale: float, sinks: Tensor | None) -> Tensor:
+    def _flash(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, group: int, il: int, scale: float,
+               sinks: Tensor | None) -> Tensor:
         kv = self.memory.kv[group]
         cells, spans = self.input(inputs.KVCells, self.memory, group, kv.n_cells, self.n_tokens, self.cp.causal)
         x = ops.flash_attn_ext(q, k, v, mask, sinks, cells, spans, scale=scale, max_bias=self.hp.f_max_alibi_bias,
                                logit_softcap=self.hp.f_attn_logit_softcapping)
         return ops.reshape(self.cb(x, "kqv", il), (x.ne[0] * x.ne[1], self.n_tokens))
 
-    def _attn_mha(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, group: int, il: int, scale: float, sinks: Tensor | None) -> Tensor:
+    def _attn_mha(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, group: int, il: int, scale: float,
+                  sinks: Tensor | None) -> Tensor:
         kq = self.cb(ops.mul_mat(k, q), "kq", il)                             # [n_kv, n_tokens_stream, n_head, n_stream]
         if cap := self.hp.f_attn_logit_softcapping:
             kq = self.cb(ops.scale(ops.tanh(ops.scale(kq, scale / cap)), cap), "kq_scaled", il)
             scale = 1.0
         kq = self.cb(ops.soft_max(kq, mask, sinks, scale, self.hp.f_max_alibi_bias), "kq_soft_max", il)
-        kqv = self.cb(ops.mul_mat(ops.cont(ops.transpose(v)), kq), "kqv", il)           # [head_v, n_tokens_stream, n_head, n_stream]
+        kqv = self.cb(ops.mul_mat(ops.cont(ops.transpose(v)), kq), "kqv", il)     # [head_v, n_tokens_stream, n_head, n_stream]
         return ops.cont(ops.permute(kqv, (0, 2, 1, 3)), (kqv.ne[0] * kqv.ne[2], self.n_tokens))

@@ -19,7 +19,6 @@ from ..tensor import Tensor
 from ..weights import Group, Param, Weights
 
 
-
 @dataclass(frozen=True)
 class Dims:
     """The sizes of a batch as variables of the plan, at the largest values that the Context allows."""
@@ -102,8 +101,8 @@ class Core:
             y = ops.add(y, p.bias)
         return self.cb(y, name, il) if name else y
 
-    def rms_norm(self, x: Tensor, p: Param | None, name: str = "norm", il: int = -1, eps: float | None = None) -> Tensor:
-        return self._affine(ops.rms_norm(x, self.hp.f_norm_rms_eps if eps is None else eps), p, name, il)
+    def rms_norm(self, x: Tensor, p: Param | None, name: str = "norm", il: int = -1) -> Tensor:
+        return self._affine(ops.rms_norm(x, self.hp.f_norm_rms_eps), p, name, il)
 
     def layer_norm(self, x: Tensor, p: Param | None, name: str = "norm", il: int = -1) -> Tensor:
         return self._affine(ops.norm(x, self.hp.f_norm_eps), p, name, il)
@@ -133,7 +132,8 @@ class Core:
         swa = hp.is_swa(il)
         mode = hp.rope_mode if mode is None else mode
         assert mode is not None, f"architecture {hp.arch} names no rope mode"
-        y = ops.rope(x, self.inp_pos() if pos is None else pos, self._rope_factors(self.w.blk[il]), n_dims=n_rot or hp.n_rot, mode=mode,
+        y = ops.rope(x, self.inp_pos() if pos is None else pos, self._rope_factors(self.w.blk[il]),
+                     n_dims=n_rot or hp.n_rot, mode=mode,
                      freq_base=freq_base or (hp.rope_freq_base_swa if swa else r.freq_base),
                      freq_scale=hp.rope_freq_scale_swa if swa and not plain else r.freq_scale, ext_factor=r.ext_factor,
                      attn_factor=r.attn_factor, beta_fast=r.beta_fast, beta_slow=r.beta_slow, n_ctx_orig=r.n_ctx_orig,

@@ -28,7 +28,8 @@ class FeedForward(Core):
             y = self.gated(self.linear(gate, x, "ffn_gate", il), y, act)
         elif up.weight.ne[1] == 2 * down.weight.ne[0]:
             n = down.weight.ne[0]
-            y = self.gated(*split(y, (n, n)), act)
+            first, second = split(y, (n, n))
+            y = self.gated(first, second, act)
         else:
             y = self.activate(y, act)
         return self.linear(down, self.cb(y, "ffn_act", il), "ffn_out", il)

@@ -32,7 +32,8 @@ class Experts(FeedForward):
             y = self.cb(ops.mul(y, weights), "ffn_moe_weighted", il)
         return self.cb(self._sum(y), "ffn_moe_out", il)
 
-    def _route(self, w: Group, x: Tensor, il: int, gating: int, norm_w: bool, w_scale: float, logits: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _route(self, w: Group, x: Tensor, il: int, gating: int, norm_w: bool, w_scale: float,
+               logits: Tensor | None) -> tuple[Tensor, Tensor]:
         """(chosen experts I32 [n_used, n_tokens], their weights [1, n_used, n_tokens])"""
         n_used, n_tokens = self.hp.n_expert_used[il], x.ne[1]
         if logits is None:
@@ -62,7 +63,7 @@ class Experts(FeedForward):
         best = ops.get_rows(ops.reshape(groups, (1, *groups.ne[:3])), ops.top_k(groups, 2))          # [1, 2, n_groups, n_tokens]
         scores = ops.reshape(ops.sum_rows(ops.reshape(best, best.ne[1:])), (hp.n_expert_groups, n_tokens))
         chosen = self.cb(ops.top_k(scores, hp.n_group_used), "ffn_moe_group_topk", il)
-        kept = ops.get_rows(groups, chosen)                                                            # [per_group, n_group_used, n_tokens]
+        kept = ops.get_rows(groups, chosen)                            # [per_group, n_group_used, n_tokens]
         masked = ops.set_rows(ops.fill(groups, float("-inf")), kept, chosen)
         return self.cb(ops.reshape(masked, (n_expert, n_tokens)), "ffn_moe_probs_masked", il)
 
@@ -70,6 +71,7 @@ class Experts(FeedForward):
         """x [n_embd, 1 or n_used, n_tokens] -> the chosen experts' results [n_embd, n_used, n_tokens]"""
         if w.ffn_gate_up_exps is not None:
             both = self._expert_linear(w.ffn_gate_up_exps, x, chosen, "ffn_moe_gate_up", il)
+            gate: Tensor | None
             gate, up = split(both, (both.ne[0] // 2,) * 2)
         else:
             up = self._expert_linear(w.ffn_up_exps, x, chosen, "ffn_moe_up", il)
@@ -84,7 +86,8 @@ class Experts(FeedForward):
     def _expert_linear(self, p: Param, x: Tensor, chosen: Tensor, name: str, il: int) -> Tensor:
         y = self.cb(ops.mul_mat_id(p.weight, x, chosen), name, il)
         if p.scale is not None:
-            picked = ops.get_rows(ops.reshape(p.scale, (1, p.scale.ne[0], 1)), ops.reshape(chosen, (chosen.ne[0] * chosen.ne[1],)))
+            flat = ops.reshape(chosen, (chosen.ne[0] * chosen.ne[1],))
+            picked = ops.get_rows(ops.reshape(p.scale, (1, p.scale.ne[0])), flat)
             y = ops.mul(y, ops.reshape(picked, (1, chosen.ne[0], chosen.ne[1])))
         return y if p.bias is None else self.cb(ops.add_id(y, p.bias, chosen), name + "_biased", il)
 

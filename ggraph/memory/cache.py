@@ -96,7 +96,8 @@ class KVCache:
     def read_rows(self, backend: Backend, tensor: Tensor, rows: np.ndarray) -> np.ndarray:
         """uint8 [n, row bytes] of cache rows (stream * size + cell)."""
         data = backend.download(tensor.buffer, tensor.offset, tensor.nbytes)
-        return data.reshape(-1, tensor.nb[1])[rows]
+        found: np.ndarray = data.reshape(-1, tensor.nb[1])[rows]
+        return found
 
     def write_rows(self, backend: Backend, tensor: Tensor, rows: np.ndarray, data: np.ndarray) -> None:
         for run in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(rows) != 1) + 1):

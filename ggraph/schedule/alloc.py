@@ -45,7 +45,8 @@ class Arena:
         return True
 
 
-def lifetimes(splits: Sequence[Split], inputs: Iterable[Tensor], keep: Collection[Tensor], device: dict[Backend, Backend]) -> list[Life]:
+def lifetimes(splits: Sequence[Split], inputs: Iterable[Tensor], keep: Collection[Tensor],
+              device: dict[Backend, Backend]) -> list[Life]:
     """In order of first use. Inputs live from the start, since the host fills them before the run; `keep` to the end."""
     lives: dict[Tensor, Life] = {}
     host = device[splits[-1].backend]

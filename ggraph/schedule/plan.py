@@ -34,14 +34,13 @@ class Plan:
         reads = set().union(*(c.reads for c in self.compiled)) | {src for s in self.splits for src, _ in s.copies}
         self.inputs = [i for i in graph.inputs if any(t in reads for t in i.tensors)]
         self.values: Mapping[str, int] | None = None
-        watched_sizes = [n for t in self._visible(watched) for n in (*t.ne, *t.nb, t.view_offs)]
-        self._visible_sizes = Sizes(watched_sizes)
+        self.seen = self._visible(watched)
+        self._visible_sizes = Sizes([n for t in self.seen for n in (*t.ne, *t.nb, t.view_offs)])
         self._shapes: dict[Tensor, tuple[int, ...]] = {}
 
     def _visible(self, watched: Collection[Tensor]) -> list[Tensor]:
         """Tensors whose present shape the host asks for: outputs, watched nodes, copies."""
-        self.seen = [*self.graph.outputs.values(), *watched, *(t for s in self.splits for pair in s.copies for t in pair)]
-        return self.seen
+        return [*self.graph.outputs.values(), *watched, *(t for s in self.splits for pair in s.copies for t in pair)]
 
     def _allocate(self, arenas: Mapping[Backend, alloc.Arena], watched: Collection[Tensor]) -> bool:
         """Offsets for everything; True if an arena had to grow, which makes other plans invalid."""
@@ -105,8 +104,8 @@ class Plan:
         shape = self._shapes[tensor]
         dtype = tensor.type.np
         assert dtype is not None, f"{tensor!r} has no NumPy type"
-        flat = self._bytes(tensor).view(dtype)
-        return flat.reshape(shape[3::-1])
+        array: np.ndarray = self._bytes(tensor).view(dtype).reshape(shape[3::-1])
+        return array
 
     def write(self, tensor: Tensor, data: np.ndarray) -> None:
         """Replace the contents of a watched node."""
