@@ -7,16 +7,18 @@ A vector is an LLVM vector and lives in registers. Where a vector is asked for, 
 """
 from __future__ import annotations
 
+import contextlib
 import inspect
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
-from numba.core import compiler, registry
+from numba import types
+from numba.core import compiler, config, registry
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.imputils import lower_builtin, lower_cast
+from numba.core.registry import CPUDispatcher
 from numba.core.typing.templates import AbstractTemplate, Signature, infer_global
 from numba.extending import intrinsic, models, register_model
 
@@ -172,27 +174,52 @@ def _spread_number(context: Any, builder: Builder, fromty: Any, toty: Vec, value
     return spread(builder, context.cast(builder, value, fromty, lane), toty.n)
 
 
-# What `kernel` needs of Numba.
+# What `kernel` needs of Numba: translation, nothing else. The libraries of called functions are linked in as they are,
+# for LLVM runs once, over the whole kernel and for the kernel's own target.
 
-def to_llvm(body: Callable[..., None]) -> tuple[str, str]:
-    """A kernel body as LLVM assembly with all it calls, not yet optimised, and the name of its function."""
-    target = registry.cpu_target
-    flags = compiler.Flags()
+def _translate_only(flags: Any) -> Any:
     flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
     flags.enable_pyobject = flags.force_pyobject = flags.enable_looplift = False
     flags.error_model = "numpy"                                   # no exception for a division by zero
     flags.nrt = False
-    with global_compiler_lock:
+    return flags
+
+
+class _Dispatcher(CPUDispatcher):
+    """A called function: translated per types of arguments, never compiled by itself."""
+
+    def __init__(self, fn: Callable[..., Any]):
+        super().__init__(fn, targetoptions={"nopython": True})
+        self._compiler._customize_flags = _translate_only
+
+    def add_overload(self, result: Any) -> None:
+        key = object()                                            # what others get from a compiled entry point
+        result = result._replace(entry_point=key)
+        registry.cpu_target.target_context.insert_user_function(key, result.fndesc, [result.library])
+        self.overloads[tuple(result.signature.args)] = result
+
+
+def dispatcher(fn: Callable[..., Any]) -> Any:
+    """A function that kernels may call, as Numba wants it."""
+    return _Dispatcher(fn)
+
+
+def to_llvm(body: Callable[..., None]) -> tuple[str, str]:
+    """A kernel body as LLVM assembly with all it calls, not yet optimised, and the name of its function."""
+    target = registry.cpu_target
+    with global_compiler_lock, _unoptimised():
         result = compiler.compile_extra(target.typing_context, target.target_context, body, (types.intp,) * 3,
-                                        types.void, flags, {})
+                                        types.void, _translate_only(compiler.Flags()), {})
         module = result.library._final_module
         for library in result.library._linking_libraries:
             module.link_in(library._get_module_for_linking(), preserve=True)
     return str(module), result.fndesc.mangled_name
 
 
-def dispatcher(fn: Callable[..., Any]) -> Any:
-    """A function that kernels may call, as Numba wants it."""
-    return njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy")(fn)
-
-
+@contextlib.contextmanager
+def _unoptimised() -> Iterator[None]:
+    level, config.OPT = config.OPT, config._OptLevel(0)
+    try:
+        yield
+    finally:
+        config.OPT = level
