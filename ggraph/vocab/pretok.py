@@ -13,10 +13,12 @@ import re
 from typing import NamedTuple
 
 # Assigned after Unicode 15.1, on which llama.cpp's tables stand: letters, digits, ... to Oniguruma, nothing to it.
-_NEWER = "".join(rf"\x{{{a}}}-\x{{{b}}}" for a, b in (pair.split("-") for pair in """
-    897-897 1b4e-1b4f 1b7f-1b7f 1c89-1c8a 2427-2429 31e4-31e5 a7cb-a7cd a7da-a7dc 105c0-105f3 10d40-10d8f 10ec2-10efc
-    11380-113e2 116d0-116e3 11bc0-11bf9 11f5a-11f5a 13460-143fa 16100-16139 16d40-16d79 18cff-18cff 1cc00-1ceb3
-    1e5d0-1e5ff 1f8b2-1f8c1 1fa89-1fa8f 1fabe-1fabe 1fac6-1fac6 1fadc-1fadf 1fae9-1fae9 1fbcb-1fbef""".split()))
+_NEWER = (
+    r"\x{897}\x{1b4e}-\x{1b4f}\x{1b7f}\x{1c89}-\x{1c8a}\x{2427}-\x{2429}\x{31e4}-\x{31e5}\x{a7cb}-\x{a7cd}"
+    r"\x{a7da}-\x{a7dc}\x{105c0}-\x{105f3}\x{10d40}-\x{10d8f}\x{10ec2}-\x{10efc}\x{11380}-\x{113e2}"
+    r"\x{116d0}-\x{116e3}\x{11bc0}-\x{11bf9}\x{11f5a}\x{13460}-\x{143fa}\x{16100}-\x{16139}\x{16d40}-\x{16d79}"
+    r"\x{18cff}\x{1cc00}-\x{1ceb3}\x{1e5d0}-\x{1e5ff}\x{1f8b2}-\x{1f8c1}\x{1fa89}-\x{1fa8f}\x{1fabe}\x{1fac6}"
+    r"\x{1fadc}-\x{1fadf}\x{1fae9}\x{1fbcb}-\x{1fbef}")
 
 
 def onig(regex: str) -> str:
@@ -37,6 +39,8 @@ class Pre(NamedTuple):
     newline_runs: bool = False      # a run of newlines that is a token needs no merges
 
 
+NONE = Pre(())
+
 _SUFFIX = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _SPACE = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*" + _SPACE
@@ -52,13 +56,13 @@ _ASCII_PUNCT = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"
 _PUNCT_WORDS = rf"{_ASCII_PUNCT}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+"
 _DEEPSEEK_CJK = r"[[一-龥ࠀ-一가-퟿]&&\S]+"
 _DEEPSEEK_LETTERS = (
-    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄ"
-    "ῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃")
+    r"A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\x{1F7D}ᾀ-ᾴᾶ-ᾼ\x{1FBE}"
+    r"ῂ-ῄῆ-ῌῐ-\x{1FD3}ῖ-\x{1FDB}ῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\x{2126}ℨ\x{212A}-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃")
 
 # Digits in threes counted from the right, in one pass over each run. llama.cpp leaves what stands before a run at
 # its first group. First the run is cut behind the digits that are over, then every three.
 _THREES = (r"[^\p{N}]*+(?:\p{N}{1,2}(?=(?:\p{N}{3})++(?!\p{N}))|(?:\p{N}{3})++(?!\p{N})|\p{N}{1,2}(?!\p{N}))|[^\p{N}]+",
-           r"[^\p{N}]*+\p{N}{3}|[^\p{N}]+")
+           r"[^\p{N}]*+\p{N}{3}|[^\p{N}]++\p{N}*")
 # The same within runs of \p{N}, over ASCII digits: each three starts a piece, and what follows stays with it.
 _TAIL = r"(?:[^0-9]|[0-9]{1,2}(?![0-9])|[0-9]{1,2}(?=(?:[0-9]{3})++(?![0-9])))"
 _SUPER = (r"\p{N}+", rf"(?:[0-9]{{3}})++(?![0-9]){_TAIL}*|{_TAIL}+", r"[0-9]{3}(?=[0-9]{3})")
@@ -91,8 +95,8 @@ _RULES: tuple[tuple[str, Pre], ...] = (
     ("jina-v1-en jina-v2-code roberta-bpe", Pre(_GPT2, add_sep=True)),
     ("starcoder refact codeshell exaone minerva-7b mellum2", Pre(_DIGITS)),
     ("command-r smollm", Pre(_DIGITS, clean_spaces=False)),
-    ("qwen2 deepseek-r1-qwen kormo f2llmv2 megrez hunyuan solar-open grok-2", Pre(_QWEN2, clean_spaces=False)),
-    ("stablelm2", Pre(_QWEN2)),
+    ("qwen2 deepseek-r1-qwen kormo f2llmv2 hunyuan solar-open grok-2", Pre(_QWEN2, clean_spaces=False)),
+    ("stablelm2 megrez", Pre(_QWEN2)),
     ("qwen35", Pre(_QWEN35, clean_spaces=False)),
     ("ufakzeka", Pre((rf"{_WORD}|\p{{N}}{_REST}",), clean_spaces=False)),
     ("seed-coder", Pre((rf"{_SUFFIX}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+{_SPACE}",), clean_spaces=False)),
@@ -107,12 +111,12 @@ _RULES: tuple[tuple[str, Pre], ...] = (
     ("granite-embed-multi-97m", Pre((_GPT4O[0].replace(r"[\p{L}&&", r"[[\p{L}\p{M}]&&"),), clean_spaces=False,
                                     ignore_merges=True)),
     ("tiny_aya cohere2moe", Pre((*_THREES, _MARKED % "{1,3}"), clean_spaces=False)),
-    ("youtu", Pre(("[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|" + _KANA, _MARKED % ""), clean_spaces=False,
+    ("youtu", Pre((r"[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|" + _KANA, _MARKED % ""), clean_spaces=False,
                   ignore_merges=True)),
     ("kimi-k2", Pre((rf"[{_HAN}]+|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}&&[^{_HAN}]]+{_SUFFIX}?|\p{{N}}{{1,3}}{_REST}",),
                     clean_spaces=False)),
     ("superbpe", Pre(_SUPER, clean_spaces=False)),
-    ("afmoe", Pre((*_THREES, "[一-鿿㐀-䶿豈-﫿぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿຀-໿ក-៿က-႟ꩠ-ꩿꧠ-꧿가-힯ᄀ-ᇿ]+",
+    ("afmoe", Pre((*_THREES, r"[一-鿿㐀-䶿豈-﫿぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿຀-໿ក-៿က-႟ꩠ-ꩿꧠ-꧿가-힯ᄀ-ᇿ]+",
                    rf"{_PUNCT_WORDS}[\r\n]*{_SPACE}"), clean_spaces=False)),
     ("deepseek-v3 hunyuan-dense hy_v4 joyai-llm", Pre(_DEEPSEEK3, clean_spaces=False)),
     ("spark2_5", Pre((*_DEEPSEEK3[:2], rf"{_PUNCT_WORDS}|[\r\n]|\s+(?!\S)|\s+", r"\p{N}"), clean_spaces=False)),
