@@ -360,11 +360,12 @@ def resolve(model: Model, *, n_ctx: int, n_batch: int, n_ubatch: int, n_seq_max:
     threads = n_threads or os.cpu_count() or 1
     n_ctx = n_ctx_seq if kv_unified else n_ctx_seq * n_seq_max
     n_batch = min(n_batch, n_ctx) if hp.causal else n_batch
+    n_ubatch = min(n_ubatch, n_batch) if hp.cache else n_batch             # without a cache, a batch runs whole
     if pooling is None:
         pooling = POOLING[hp.pooling_type] if embeddings and 0 <= hp.pooling_type < len(POOLING) else "none"
     if pooling not in POOLING:
         raise Error(f"pooling is {pooling!r}; it must be one of {', '.join(POOLING)}")
-    return CParams(n_ctx=n_ctx, n_ctx_seq=n_ctx_seq, n_batch=n_batch, n_ubatch=min(n_ubatch, n_batch), n_seq_max=n_seq_max,
+    return CParams(n_ctx=n_ctx, n_ctx_seq=n_ctx_seq, n_batch=n_batch, n_ubatch=n_ubatch, n_seq_max=n_seq_max,
                    n_threads=threads, n_threads_batch=n_threads_batch or threads, kv_unified=kv_unified,
                    flash_attn=flash_attn not in ("off", False), causal=hp.causal, embeddings=embeddings, pooling=pooling,
                    type_k=k, type_v=v, swa_full=swa_full, rope=resolve_rope(hp, rope))
@@ -373,7 +374,8 @@ def resolve(model: Model, *, n_ctx: int, n_batch: int, n_ubatch: int, n_seq_max:
 def fit_context(model: Model, type_k: dtypes.DType, type_v: dtypes.DType) -> int:
     """The model's own context, or the largest whose cache takes at most half of the free memory; says so if it is less."""
     hp = model.hparams
-    per_cell = sum(type_k.row_bytes(hp.n_embd_k_gqa(il)) + type_v.row_bytes(hp.n_embd_v_gqa(il)) for il in range(hp.n_layer)) or 1
+    layers = filter(hp.has_kv, range(hp.n_layer))
+    per_cell = sum(type_k.row_bytes(hp.n_embd_k_gqa(il)) + type_v.row_bytes(hp.n_embd_v_gqa(il)) for il in layers) or 1
     fits = max(N_PAD, free_memory() // 2 // per_cell // N_PAD * N_PAD)
     if fits < hp.n_ctx_train:
         env.log(f"n_ctx = {fits}: the model's own context of {hp.n_ctx_train} would need "

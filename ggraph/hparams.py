@@ -63,6 +63,7 @@ class HParams:
     n_embd_head_k: int
     n_embd_head_v: int
     causal: bool = True
+    cache: bool = True                          # False: tokens see their own batch only, and nothing is remembered
     n_cls_out: int = 1                          # outputs of a classifier head
     pooling_type: int = -1                      # llama.cpp's enum; -1: the file does not say
 
@@ -141,6 +142,10 @@ class HParams:
 
     def is_recurrent(self, il: int) -> bool:
         return bool(self.recurrent_layers) and self.recurrent_layers[il]
+
+    def has_kv(self, il: int) -> bool:
+        """Layer `il` keeps K and V of the tokens that it has seen."""
+        return self.cache and self.n_head_kv[il] > 0 and not self.is_recurrent(il)
 
     @property
     def kq_scale(self) -> float:

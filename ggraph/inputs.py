@@ -16,6 +16,7 @@ from .hparams import HParams
 from .memory import Step
 from .memory.kv import ordered
 from .memory.layers import LayerMemory
+from .memory.line import Window
 from .tensor import F32, I32, Tensor, leaf
 
 
@@ -138,6 +139,25 @@ class KQMask(Input):
             for i, stream in enumerate(slots.streams):
                 mask[i] -= np.abs(store.cells[stream].pos[None, :seen.shape[2]] - pos[i][:, None])
         return (mask,)
+
+
+class UbatchMask(Input):
+    """`kq_mask` F32 [n_tokens, n_tokens] of layers without a cache: who sees whom in the ubatch itself."""
+
+    def __init__(self, n_tokens: int, window: Window, causal: bool, alibi: bool):
+        self.window, self.causal, self.alibi = window, causal, alibi
+        self.tensors = (leaf(F32, (n_tokens, n_tokens), "kq_mask" if window.kind == "none" else "kq_mask_swa"),)
+
+    @classmethod
+    def key(cls, step: Step) -> Hashable:
+        return None
+
+    def fill(self, step: Step) -> tuple[np.ndarray, ...]:
+        u = step.ubatch
+        held, pos = u.pos[0][None, :], u.pos[0][:, None]
+        seen = u.seq[None, :] == u.seq[:, None]
+        seen &= (held >= self.window.first(pos)) & (held <= self.window.last(pos, self.causal))
+        return (np.where(seen, -np.abs(held - pos) if self.alibi else 0, -np.inf).astype(np.float32),)
 
 
 class KVCells(Input):

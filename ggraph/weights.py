@@ -43,6 +43,10 @@ class Group:
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"the architecture declares no weight {self._prefix + name!r}")
 
+    def unused(self, *names: str) -> None:
+        """Tensors, by full name, that files may hold and that the graph does not read."""
+        self._table.ignored.update(self._prefix + name for name in names)
+
     # --- the groups that most architectures share
 
     def norm(self, *names: str, bias: Need = False, n: int = 0, optional: bool = False) -> None:
@@ -89,6 +93,7 @@ class Weights(Group):
         super().__init__(self)
         self.file, self.hp = file, hp
         self.leaves: dict[str, Tensor] = {}                # every declared tensor of the file by its full name
+        self.ignored: set[str] = set()
         self.blk = [Group(self, f"blk.{il}.") for il in range(hp.n_layer)]
 
     def layers(self) -> Iterator[tuple[int, Group]]:
@@ -141,7 +146,8 @@ class Weights(Group):
     def check_leftovers(self) -> None:
         """ModelError if the file holds tensors that nothing declared (next-token-prediction blocks aside)."""
         nextn = tuple(f"blk.{il}." for il in range(self.hp.n_layer, self.hp.n_layer + self.hp.n_layer_nextn))
-        rest = [n for n in self.file.tensors if n not in self.leaves and not n.startswith(nextn or ("\0",))]
+        known = self.leaves.keys() | self.ignored
+        rest = [n for n in self.file.tensors if n not in known and not n.startswith(nextn or ("\0",))]
         if rest:
             raise ModelError(f"{self.file.path.name} holds {len(rest)} tensors that architecture {self.hp.arch!r} does not know: "
                              + ", ".join(rest[:5]) + (", ..." if len(rest) > 5 else ""))

@@ -6,6 +6,7 @@ what is the mask, which the host fills. Nothing here depends on positions or cel
 from __future__ import annotations
 
 from .. import inputs, ops
+from ..memory.line import Window
 from ..tensor import Tensor
 from ..weights import Group, Param
 from .core import Core, split
@@ -57,10 +58,16 @@ class Attention(Core):
 
     def attn(self, wo: Param | None, q: Tensor, k: Tensor, v: Tensor, il: int, *, scale: float | None = None,
              sinks: Param | None = None) -> Tensor:
-        """softmax(scale q K + mask) V over the cache, then the output projection.
+        """softmax(scale q K + mask) V, then the output projection.
 
-        q [head_k, n_head, n_tokens]; k, v as `qkv` returns them, written to the cells of this ubatch first.
+        q [head_k, n_head, n_tokens]; k, v as `qkv` returns them. K and V are what the cache holds, this ubatch's k and v
+        written to it first; in a model without a cache they are k and v alone.
         """
+        attend = self._attend_cache if self.hp.cache else self._attend_ubatch
+        x = attend(q, k, v, il, self.hp.kq_scale if scale is None else scale, sinks.weight if sinks else None)
+        return x if wo is None else self.linear(wo, x, "attn_out", il)
+
+    def _attend_cache(self, q: Tensor, k: Tensor, v: Tensor, il: int, scale: float, sinks: Tensor | None) -> Tensor:
         group = self.memory.kv_of(il)
         kv, cp, n_stream = self.memory.kv[group], self.cp, self.n_stream
         if kv.rot_k:
@@ -78,13 +85,21 @@ class Attention(Core):
         values = ops.permute(kv.get_v(il, n_stream), (0, 2, 1, 3))
         mask, = self.input(inputs.KQMask, self.memory, group, kv.n_kv, self.n_tokens_stream, n_stream, cp.causal,
                            self.hp.f_max_alibi_bias > 0)
-        form = self._flash if cp.flash_attn else self._attn_mha
-        scale = self.hp.kq_scale if scale is None else scale
-        x = form(q, keys, values, mask, group, il, scale, sinks.weight if sinks else None)
+        if cp.flash_attn:
+            cells, spans = self.input(inputs.KVCells, self.memory, group, kv.n_cells, self.n_tokens, cp.causal)
+            x = self._flash(q, keys, values, mask, il, scale, sinks, cells, spans)
+        else:
+            x = self._attn_mha(q, keys, values, mask, il, scale, sinks)
         x = self.cb(x, "kqv_out", il)
-        if kv.rot_v:
-            x = ops.hadamard(x, kv.rot_v)
-        return x if wo is None else self.linear(wo, x, "attn_out", il)
+        return ops.hadamard(x, kv.rot_v) if kv.rot_v else x
+
+    def _attend_ubatch(self, q: Tensor, k: Tensor, v: Tensor, il: int, scale: float, sinks: Tensor | None) -> Tensor:
+        hp = self.hp
+        window = Window(hp.n_swa, hp.swa_type) if hp.is_swa(il) else Window()
+        mask, = self.input(inputs.UbatchMask, self.n_tokens, window, self.cp.causal, hp.f_max_alibi_bias > 0)
+        q, k, v = (ops.permute(x, (0, 2, 1, 3)) for x in (q, k, v))           # [head, n_tokens, n_head]
+        form = self._flash if self.cp.flash_attn else self._attn_mha
+        return self.cb(form(q, k, v, mask, il, scale, sinks), "kqv_out", il)
 
     @property
     def n_stream(self) -> int:
@@ -99,16 +114,13 @@ class Attention(Core):
         n = self.n_tokens_stream
         return ops.view(q, (q.ne[0], q.ne[1], n, self.n_stream), (q.nb[1], q.nb[2], q.nb[2] * n))
 
-    def _flash(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, group: int, il: int, scale: float,
-               sinks: Tensor | None) -> Tensor:
-        kv = self.memory.kv[group]
-        cells, spans = self.input(inputs.KVCells, self.memory, group, kv.n_cells, self.n_tokens, self.cp.causal)
+    def _flash(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, il: int, scale: float, sinks: Tensor | None,
+               cells: Tensor | None = None, spans: Tensor | None = None) -> Tensor:
         x = ops.flash_attn_ext(q, k, v, mask, sinks, cells, spans, scale=scale, max_bias=self.hp.f_max_alibi_bias,
                                logit_softcap=self.hp.f_attn_logit_softcapping)
         return ops.reshape(self.cb(x, "kqv", il), (x.ne[0] * x.ne[1], self.n_tokens))
 
-    def _attn_mha(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, group: int, il: int, scale: float,
-                  sinks: Tensor | None) -> Tensor:
+    def _attn_mha(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, il: int, scale: float, sinks: Tensor | None) -> Tensor:
         kq = self.cb(ops.mul_mat(k, q), "kq", il)                             # [n_kv, n_tokens_stream, n_head, n_stream]
         if cap := self.hp.f_attn_logit_softcapping:
             kq = self.cb(ops.scale(ops.tanh(ops.scale(kq, scale / cap)), cap), "kq_scaled", il)

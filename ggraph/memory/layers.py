@@ -20,7 +20,7 @@ class LayerMemory(Memory):
     """`kv[i]` are the KV groups; store i of the memory is the bookkeeping of group i."""
 
     def __init__(self, hp: HParams, cp: CParams):
-        attention = [il for il in range(hp.n_layer) if hp.n_head_kv[il] and not hp.is_recurrent(il)]
+        attention = [il for il in range(hp.n_layer) if hp.has_kv(il)]
         window = [il for il in attention if hp.is_swa(il)]
         full = [il for il in attention if not hp.is_swa(il)]
         self.kv: list[KVCache] = []
