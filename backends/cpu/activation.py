@@ -6,8 +6,10 @@ n tokens lie in tiles of `width()` tokens, then a rest in tiles of half the widt
 its columns at constant distances; tile t of T tokens starts where the tokens before it end. In a tile: for quantized
 weights [k / 32][T] blocks (see `tile`), for F32, F16 and BF16 weights f32 [k][T]. Or in rows: all tiles have width 1.
 
-Values are rounded to the nearest multiple of d = largest magnitude / 127, ties to even. llama.cpp's q8_0 does the same
-with d rounded to f16. Blocks with NaN or infinity give d = NaN or infinity, blocks below 1e-36 count as zero.
+Values are rounded to the nearest multiple of largest magnitude / 127, ties to even, and then count as multiples of d,
+which is that step rounded to f16, as in llama.cpp's q8_0: with the same rounding, close calls (which expert, which token)
+fall the same way. Where f16 has no normal number for it, d stays f32. Blocks with NaN or infinity give d = NaN or
+infinity, blocks below 1e-36 count as zero.
 """
 from __future__ import annotations
 
@@ -21,6 +23,7 @@ from .kernel import Kernel, inline, simd, template
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 BLOCK = 48                                          # bytes of a block of 32 values
+_F16_MIN, _F16_MAX = np.float32(2.0 ** -14), np.float32(65504.0)     # normal numbers
 _ONE, _LEAST, _127 = np.float32(1.0), np.float32(1e-36), np.float32(127.0)
 
 
@@ -72,6 +75,9 @@ def quantize(src, dst):
     q0 = simd.as_i32(simd.splat_f32(scale) * x + magic) - 0x4B400000
     q1 = simd.as_i32(simd.splat_f32(scale) * y + magic) - 0x4B400000
     d, sum0, sum1 = largest * (_ONE / _127), simd.hsum(q0), simd.hsum(q1)
+    if d >= _F16_MIN and d <= _F16_MAX:
+        simd.put_f16(dst, d)
+        d = simd.get_f16(dst)
     simd.put_f32(dst, d)
     simd.put_f32(dst + 4, d * np.float32(sum0 + sum1))
     simd.put_i32(dst + 8, sum0 + sum1)

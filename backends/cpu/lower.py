@@ -72,7 +72,7 @@ class Emit:
             place, size, held = Scratch(self.scratch_bytes), -(-int(nbytes) // 64) * 64, None
             self.scratch_bytes += size
         self._scratch[purpose] = place, size, content
-        return place, content is not None and held is content
+        return place, content is not None and held == content
 
 
 def words(fields: Sequence[Field], scratch: int) -> list[int]:

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from ggraph.tensor import F32, Tensor
 
-from . import activation, matmul
-from .lower import Emit, Scratch, lowers
+from . import activation, matmul, matmul_id
+from .lower import ONE_THREAD, Emit, Scratch, lowers
 
 
 @lowers("mul_mat")
@@ -32,3 +32,26 @@ def activation_tiles(emit: Emit, weight: Tensor, x: Tensor) -> Scratch:
     if not ready:
         emit(activation.activation_kernel(quantized), x, tiles)
     return tiles
+
+
+@lowers("mul_mat_id")
+def mul_mat_id(emit: Emit, node: Tensor) -> bool:
+    a, b, ids = node.src
+    if a.op != "none" or a.ne[3] != 1 or b.type is not F32 or b.nb[0] != 4 or not node.contiguous:
+        return False
+    panels = emit.panels(a)
+    if panels is None:
+        return False
+    (k, _, n_expert, _), n_used = a.ne, ids.ne[0]
+    quantized, n_slots = matmul.quantized(a.type), n_used * ids.ne[1]
+    grouping, ready = emit.scratch("grouping", int(matmul_id.group_bytes(n_expert, n_slots)), ids)
+    if not ready:
+        emit(matmul_id.group_kernel, ids, grouping, n_expert, flags=ONE_THREAD)
+    tiles, ready = emit.scratch(("gathered", quantized), int(activation.nbytes(quantized, k, n_slots)), (b, ids))
+    if not ready:
+        rows, ready = emit.scratch(("rows", quantized), int(activation.nbytes(quantized, k, b.ne[1] * b.ne[2])), b)
+        if not ready:
+            emit(activation.activation_kernel(quantized, rows=True), b, rows)
+        emit(matmul_id.gather_kernel(a.type), rows, b.ne[1], grouping, n_expert, n_used, tiles, k)
+    emit(matmul_id.matmul_id_kernel(a.type), node, tiles, panels, k, grouping, n_expert)
+    return True
