@@ -118,7 +118,8 @@ class Memory:
 
         False, and nothing changed, if a store cannot: a window or a state may know too little of what came before p0.
         """
-        seqs = range(self.n_seq_max) if seq == -1 else [self._known(seq)]
+        self._known(None if seq == -1 else seq)
+        seqs = range(self.n_seq_max) if seq == -1 else [seq]
         if not all(store.can_seq_rm(s, p0, p1) for store in self.stores for s in seqs):
             return False
         return all(store.seq_rm(s, p0, p1) for store in self.stores for s in seqs)
@@ -173,6 +174,7 @@ class Memory:
 
     def state(self, seq: int | None = None) -> list[State]:
         """What each store remembers, of one sequence or of all."""
+        self._known(seq)
         return [store.state(seq) for store in self.stores]
 
     def restore(self, states: Sequence[State], seq: int | None = None) -> list[Any] | None:
@@ -180,14 +182,14 @@ class Memory:
 
         None, and nothing changed, if a store has no room. Error, and nothing changed, if the state is damaged.
         """
+        self._known(seq)
         if len(states) != len(self.stores):
             raise Error(f"the saved state is of {len(states)} stores, this context has {len(self.stores)}")
         if not all(store.can_restore(state, seq) for store, state in zip(self.stores, states)):
             return None
         return [store.restore(state, seq) for store, state in zip(self.stores, states)]
 
-    def _known(self, *seqs: int) -> int:
+    def _known(self, *seqs: int | None) -> None:
         for s in seqs:
-            if not 0 <= s < self.n_seq_max:
+            if s is not None and not 0 <= s < self.n_seq_max:
                 raise BatchError(f"there is no sequence {s}; this context has 0 to {self.n_seq_max - 1} (n_seq_max)")
-        return seqs[0]

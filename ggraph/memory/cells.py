@@ -76,11 +76,11 @@ class Cells:
         for line in self.lines:
             seen_from = min(self.window.first(line.last + 1), line.last)
             age[line.cells] = np.minimum(age[line.cells], seen_from - line.pos)
-        unseen = np.flatnonzero((self.pos >= 0) & (age > 0))
-        return unseen[np.argsort(-age[unseen], kind="stable")].astype(np.int32)
+        unseen = _where((self.pos >= 0) & (age > 0))
+        return unseen[np.argsort(-age[unseen], kind="stable")]
 
     def _free(self) -> Array:
-        return np.flatnonzero(self.pos < 0).astype(np.int32)
+        return _where(self.pos < 0)
 
     def place(self, cells: Array, pos: Array, seqs: Sequence[int]) -> None:
         """Give free cells to tokens of one sequence set, positions ascending."""
@@ -124,15 +124,21 @@ class Cells:
         for i in np.flatnonzero(self.owner[:, cells].any(1)).tolist():
             line = self.lines[i]
             n = line.where(0, int(self.pos[cells[self.owner[i, cells]]].max()) + 1).stop
-            self._disown(i, line.cells[:n])
             self.lines[i] = line.evicted(n)
+            self._disown(i, line.cells[:n])
 
     def drop(self, cells: Array) -> None:
-        """Free cells, as if their tokens had never been."""
-        for i in np.flatnonzero(self.owner[:, cells].any(1)).tolist():
-            line = self.lines[i]
-            self.lines[i] = line.only(~np.isin(line.cells, cells))
-            self._disown(i, cells[self.owner[i, cells]])
+        """Free cells as if their tokens had never been, however far `evict` and `place` had come.
+
+        So all else is made anew from the definition; it is done seldom.
+        """
+        self.owner[:, cells] = False
+        used = self.owner.sum(0) > 0
+        self.pos[~used], self.shift[~used] = -1, 0
+        self.n_used = int(used.sum())
+        self.used_max = int(_where(used).max(initial=-1)) + 1
+        self.lines = [in_order(own, self.pos[own], line.lost) for own, line in zip(map(_where, self.owner), self.lines)]
+        self.head = min(self.head, int(cells.min()))
 
     def _disown(self, i: int, cells: Array) -> None:
         """Take cells from a sequence; those left without an owner become free."""
@@ -145,8 +151,7 @@ class Cells:
         self.n_used -= len(freed)
         self.head = min(self.head, int(freed.min()))
         if int(freed.max()) + 1 == self.used_max:
-            used = np.flatnonzero(self.pos[:self.used_max] >= 0)
-            self.used_max = int(used[-1]) + 1 if len(used) else 0
+            self.used_max = int(_where(self.pos[:self.used_max] >= 0).max(initial=-1)) + 1
 
     # operations on sequences; positions p0 <= p < p1
 
@@ -186,7 +191,7 @@ class Cells:
         """Not where a cell has another owner too, whose position would move along."""
         line = self.line(seq)
         at = line.where(p0, p1)
-        if int((self.owner[:, line.cells[at]].sum(0) > 1).sum()) or to(max(line.last, 0)) >= END:
+        if (self.owner[:, line.cells[at]].sum(0) > 1).any() or to(max(line.last, 0)) >= END:
             return False
         return line.moved(p0, p1, to).complete(self.window)
 
@@ -204,14 +209,18 @@ class Cells:
         self._disown(i, cells[~kept])
 
 
+def _where(mask: npt.NDArray[np.bool_]) -> Array:
+    return np.flatnonzero(mask).astype(np.int32)
+
+
 def _side_by_side(free: Array, n: int, head: int) -> Array:
     """n of the free cells: the first run at or after head, else the first run, else what comes from head on."""
     runs = np.flatnonzero(free[n - 1:] - free[:len(free) - n + 1] == n - 1)
     at = int(free.searchsorted(np.int32(head)))
     if not len(runs):
         return np.roll(free, -at)[:n]
-    at = int(runs[min(int(runs.searchsorted(at)), len(runs) - 1)]) if runs[-1] >= at else int(runs[0])
-    return free[at:at + n]
+    start = int(runs[np.searchsorted(runs, at) % len(runs)])
+    return free[start:start + n]
 
 
 def visible(cells: Cells, seq: Array, pos: Array, window: int, swa_type: str, causal: bool,

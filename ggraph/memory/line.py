@@ -1,4 +1,4 @@
-"""What a window lets a token see, and one sequence's cells in position order. Values only: "what if" costs nothing.
+"""What a window lets a token see, and one sequence's cells in position order. Values only: asking "what if" is free.
 
 In: positions, and the cells that hold them. Out: `Line`, which every operation turns into a new one. It knows neither
 who else owns a cell nor which cells are free.
@@ -135,10 +135,6 @@ class Line:
         """With more positions that a window gave away."""
         return Line(self._room, self._start, self._stop, joined(self.lost, lost))
 
-    def only(self, keep: npt.NDArray[np.bool_]) -> Line:
-        """Without the cells that are not to be kept, as if they had never been."""
-        return _exact(self.cells[keep], self.pos[keep], self.lost)
-
     def part(self, p0: int, p1: int) -> Line:
         """The positions p0 <= p < p1 alone."""
         at = self.where(p0, p1)
@@ -188,7 +184,7 @@ def joined(*ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def _inside(ranges: Ranges, p0: int, p1: int) -> Ranges:
-    return tuple((max(a, p0), min(b, p1)) for a, b in ranges if a < p1 and b > p0)
+    return tuple((max(a, p0), min(b, p1)) for a, b in ranges if max(a, p0) < min(b, p1))
 
 
 def _outside(ranges: Ranges, p0: int, p1: int) -> Ranges:
