@@ -9,10 +9,11 @@ from ..weights import Group, Param
 from .core import Core, split
 
 # activation -> (with a parallel gate, alone)
-ACTIVATIONS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor] | None, Callable[[Tensor], Tensor]]] = {
+ACTIVATIONS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor] | None, Callable[[Tensor], Tensor] | None]] = {
     "silu": (ops.swiglu, ops.silu), "gelu": (ops.geglu, ops.gelu),
     "gelu_erf": (ops.geglu_erf, ops.gelu_erf), "relu": (ops.reglu, ops.relu),
-    "relu_sqr": (None, lambda x: ops.sqr(ops.relu(x)))}
+    "relu_sqr": (None, lambda x: ops.sqr(ops.relu(x))),
+    "swiglu_oai": (lambda gate, up: ops.swiglu_oai(gate, up, 1.702, 7.0), None)}       # gpt-oss's
 
 
 class FeedForward(Core):
@@ -35,8 +36,10 @@ class FeedForward(Core):
         return self.linear(down, self.cb(y, "ffn_act", il), "ffn_out", il)
 
     def gated(self, gate: Tensor, up: Tensor, act: str) -> Tensor:
-        pair, single = ACTIVATIONS[act]
-        return pair(gate, up) if pair else ops.mul(single(gate), up)
+        pair = ACTIVATIONS[act][0]
+        return pair(gate, up) if pair else ops.mul(self.activate(gate, act), up)
 
     def activate(self, x: Tensor, act: str) -> Tensor:
-        return ACTIVATIONS[act][1](x)
+        single = ACTIVATIONS[act][1]
+        assert single, f"{act} needs a gate"
+        return single(x)

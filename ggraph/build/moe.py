@@ -15,32 +15,35 @@ SOFTMAX, SIGMOID, SOFTMAX_WEIGHT, SQRT_SOFTPLUS = 1, 2, 3, 4          # `{arch}.
 
 class Experts(FeedForward):
     def moe(self, w: Group, x: Tensor, il: int, *, act: str = "silu", gating: int = SOFTMAX, norm_w: bool = True,
-            w_scale: float = 0.0, oai: tuple[float, float] | None = None, logits: Tensor | None = None,
+            w_scale: float = 0.0, limit: float = 0.0, logits: Tensor | None = None, choose_by_logits: bool = False,
             weight_before_ffn: bool = False) -> Tensor:
         """Experts of `blk.{il}`: router, gate/up/down of the chosen ones, weighted sum.
 
-        `norm_w` makes the chosen weights sum to 1, `w_scale` multiplies them (0: not), `oai` = (alpha, limit) takes
-        gpt-oss's activation, `logits` replaces the router's product.
+        `norm_w` makes the chosen weights sum to 1, `w_scale` multiplies them (0: not), `limit` bounds gate and up before
+        they are multiplied (0: not), `logits` replaces the router's product. `choose_by_logits`: not by what the gating
+        makes of them.
         """
         n_tokens = x.ne[1]
-        chosen, weights = self._route(w, x, il, gating, norm_w, w_scale, logits)
+        chosen, weights = self._route(w, x, il, gating, norm_w, w_scale, logits, choose_by_logits)
         y = ops.reshape(x, (x.ne[0], 1, n_tokens))
         if weight_before_ffn:
             y = ops.mul(ops.repeat(y, (x.ne[0], chosen.ne[0], n_tokens)), weights)
-        y = self._experts(w, y, chosen, il, act, oai)
+        y = self._experts(w, y, chosen, il, act, limit)
         if not weight_before_ffn:
             y = self.cb(ops.mul(y, weights), "ffn_moe_weighted", il)
         return self.cb(self._sum(y), "ffn_moe_out", il)
 
-    def _route(self, w: Group, x: Tensor, il: int, gating: int, norm_w: bool, w_scale: float,
-               logits: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _route(self, w: Group, x: Tensor, il: int, gating: int, norm_w: bool, w_scale: float, logits: Tensor | None,
+               choose_by_logits: bool) -> tuple[Tensor, Tensor]:
         """(chosen experts I32 [n_used, n_tokens], their weights [1, n_used, n_tokens])"""
         n_used, n_tokens = self.hp.n_expert_used[il], x.ne[1]
         if logits is None:
             logits = self.linear(w.ffn_gate_inp, x, "ffn_moe_logits", il)
         probs = self.cb(_probs(logits, gating), "ffn_moe_probs", il)
         bias: Param | None = w.exp_probs_b
-        selection = probs if bias is None else self.cb(ops.add(probs, bias.weight), "ffn_moe_probs_biased", il)
+        selection = logits if choose_by_logits else probs
+        if bias is not None:
+            selection = self.cb(ops.add(selection, bias.weight), "ffn_moe_probs_biased", il)
         chosen = self.cb(ops.top_k(self._limit_groups(selection, il), n_used), "ffn_moe_topk", il)
         weights = self.cb(ops.get_rows(ops.reshape(probs, (1, probs.ne[0], n_tokens)), chosen), "ffn_moe_weights", il)
         weights = ops.reshape(weights, (n_used, n_tokens))
@@ -67,7 +70,7 @@ class Experts(FeedForward):
         masked = ops.set_rows(ops.fill(groups, float("-inf")), kept, chosen)
         return self.cb(ops.reshape(masked, (n_expert, n_tokens)), "ffn_moe_probs_masked", il)
 
-    def _experts(self, w: Group, x: Tensor, chosen: Tensor, il: int, act: str, oai: tuple[float, float] | None) -> Tensor:
+    def _experts(self, w: Group, x: Tensor, chosen: Tensor, il: int, act: str, limit: float) -> Tensor:
         """x [n_embd, 1 or n_used, n_tokens] -> the chosen experts' results [n_embd, n_used, n_tokens]"""
         if w.ffn_gate_up_exps is not None:
             both = self._expert_linear(w.ffn_gate_up_exps, x, chosen, "ffn_moe_gate_up", il)
@@ -76,9 +79,9 @@ class Experts(FeedForward):
         else:
             up = self._expert_linear(w.ffn_up_exps, x, chosen, "ffn_moe_up", il)
             gate = None if w.ffn_gate_exps is None else self._expert_linear(w.ffn_gate_exps, x, chosen, "ffn_moe_gate", il)
-        if oai:
-            assert gate is not None
-            y = ops.swiglu_oai(gate, up, *oai)
+        if limit:
+            assert gate is not None and act == "silu"
+            y = ops.swiglu_clamp(gate, up, limit)
         else:
             y = self.activate(up, act) if gate is None else self.gated(gate, up, act)
         return self._expert_linear(w.ffn_down_exps, self.cb(y, "ffn_moe_act", il), chosen, "ffn_moe_down", il)
