@@ -46,7 +46,8 @@ def graph_key(step: Step) -> tuple[Hashable, ...]:
 def sizes(step: Step, memory: LayerMemory) -> dict[str, int]:
     """The value of every size variable for this step."""
     u = step.ubatch
-    values = {"n_tokens": u.n_tokens, "n_seqs": u.n_seqs, "n_seq_tokens": u.n_seq_tokens, "n_outputs": int(u.output.sum())}
+    values = {"n_tokens": u.n_tokens, "n_seqs": u.n_seqs, "n_seq_tokens": u.n_seq_tokens, "n_outputs": int(u.output.sum()),
+              "n_pooled": len(set(u.seq.tolist()))}
     return values | memory.sizes(step)
 
 
