@@ -1,0 +1,108 @@
+"""The tokens of one sequence of a Context, in agreement with its memory whatever fails.
+
+In: the token list that the sequence shall hold next. Out: rows for a batch; memory that kept the longest common start.
+Must not know: text, samplers.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from .. import env
+from ..batch import Batch
+from ..context import Context
+
+Report = Callable[[int, int], None]         # (tokens done, tokens in all)
+
+
+class History:
+    """`tokens[i]` is at position i of sequence `seq`. `turn` counts the texts begun, so that a stale user can be told.
+
+    Between two calls tokens and memory may disagree only because the caller was stopped half-way (Ctrl-C): then both
+    have a true common start, which is where the next call goes on from.
+    """
+
+    def __init__(self, ctx: Context, seq: int = 0):
+        self.ctx, self.seq = ctx, seq
+        self.tokens: list[int] = []
+        self.turn = 0
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens that this sequence can hold."""
+        return self.ctx.cparams.n_ctx_seq
+
+    def reuse(self, tokens: Sequence[int]) -> int:
+        """Begin a text: keep its longest start that is here and take out the rest; how many tokens were kept.
+
+        At least its last token is left to be evaluated, for its logits.
+        """
+        self.turn += 1
+        self.settle()
+        same = next((i for i, (a, b) in enumerate(zip(self.tokens, tokens[:-1])) if a != b), None)
+        return self._cut(min(len(self.tokens), len(tokens) - 1) if same is None else same)
+
+    def clear(self) -> None:
+        """Begin a text with nothing kept."""
+        self.turn += 1
+        self._cut(0)
+
+    def settle(self) -> None:
+        """Bring tokens and memory into agreement after a step that did not come to its end, wherever it was stopped."""
+        memory = self.ctx.memory
+        memory.rollback()
+        last = min((store.seq_pos_max(self.seq) for store in memory.stores), default=-1)
+        self._cut(min(len(self.tokens), last + 1))
+
+    def _cut(self, n: int) -> int:
+        """Keep n tokens, or none where the memory cannot go back that far (a window, a state); how many were kept."""
+        memory = self.ctx.memory
+        if memory.seq_pos_max(self.seq) >= n and not memory.seq_rm(self.seq, n, -1):
+            memory.seq_rm(self.seq, -1, -1)
+            n = 0
+        del self.tokens[n:]
+        return n
+
+    def queue(self, batch: Batch, tokens: Sequence[int], outputs: int = 1) -> None:
+        """Rows for the next tokens, the last `outputs` of them with output. If the batch then fails: `settle`."""
+        first = len(tokens) - outputs
+        for i, token in enumerate(tokens):
+            batch.add(token, len(self.tokens), self.seq, output=i >= first)
+            self.tokens.append(token)
+
+    def add(self, tokens: Sequence[int], report: Report | None = None) -> None:
+        """Evaluate the next tokens, an ubatch at a time; afterwards the Context has the last one's logits."""
+        step = self.ctx.cparams.n_ubatch
+        for start in range(0, len(tokens), step):
+            part = tokens[start:start + step]
+            self.process(part, outputs=int(start + len(part) == len(tokens)))
+            if report:
+                report(start + len(part), len(tokens))
+
+    def process(self, tokens: Sequence[int], outputs: int) -> None:
+        """Evaluate at most n_batch tokens; logits for the last `outputs`."""
+        batch = Batch()
+        try:
+            self.queue(batch, tokens, outputs)
+            self.ctx.process("decode", batch)
+        except BaseException:
+            self.settle()
+            raise
+
+    def shift(self, n_keep: int) -> None:
+        """Make room as llama.cpp does: behind the first `n_keep` tokens, half of the others are dropped.
+
+        Where positions cannot be moved in the cache, the tokens that stay are evaluated again.
+        """
+        n_past = len(self.tokens)
+        n_keep = min(n_keep, self.n_ctx - 4)
+        dropped = max(0, n_past - n_keep) // 2
+        kept = self.tokens[:n_keep] + self.tokens[n_keep + dropped:]
+        self.tokens = []            # until memory has followed, they have nothing in common
+        memory = self.ctx.memory
+        if (self.ctx.model.hparams.rope_mode is not None and memory.seq_rm(self.seq, n_keep, n_keep + dropped)
+                and memory.seq_add(self.seq, n_keep + dropped, n_past, -dropped)):
+            self.tokens = kept
+            return
+        env.log(f"the cache of this model cannot be shifted: {len(kept)} tokens are evaluated again")
+        self.settle()
+        self.add(kept)
