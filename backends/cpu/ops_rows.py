@@ -1,0 +1,234 @@
+"""Norms and sums over rows, with the scaling and shifting of a norm's result fused in.
+
+Comes in: nodes of these ops. Goes out: steps. A row is summed by one thread, in an order that its length alone decides.
+"""
+from __future__ import annotations
+
+from ggraph.tensor import Tensor
+
+from .kernel import inline, simd, template
+from .layout import address, apart, n_rows, ne, row, share, unravel
+from .lower import Emit, lowers
+from .ops_move import over_rows
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+
+
+@inline
+def _itself(x, mean):
+    return x
+
+
+@inline
+def _square(x, mean):
+    return (x - mean) * (x - mean)
+
+
+def _summing(term):
+    """f(x, n, mean): the sum of term(x[i], mean), in four chains of 16 lanes."""
+    @inline
+    def f(x, n, mean):
+        s0 = s1 = s2 = s3 = simd.splat_f32(0.0)
+        for _ in range(n >> 6):
+            s0 += term(simd.load_f32(x), mean)
+            s1 += term(simd.load_f32(x + 64), mean)
+            s2 += term(simd.load_f32(x + 128), mean)
+            s3 += term(simd.load_f32(x + 192), mean)
+            x += 256
+        for _ in range((n & 63) >> 4):
+            s0 += term(simd.load_f32(x), mean)
+            x += 64
+        if n & 15:
+            last = term(simd.load_f32_n(x, n & 15), mean)
+            s1 += simd.select(simd.iota() < (n & 15), last, simd.splat_f32(0.0))
+        return simd.hsum((s0 + s1) + (s2 + s3))
+    return f
+
+
+_sum, _sum_squares = _summing(_itself), _summing(_square)
+
+
+def _factor(kind):
+    """f(sum of squares, n, eps): what centred values are multiplied by, in all lanes."""
+    @inline
+    def deviation(total, n, eps):
+        return 1.0 / simd.sqrt(simd.splat_f32(total) / n + eps)
+
+    @inline
+    def length(total, n, eps):
+        return 1.0 / simd.maximum(simd.sqrt(simd.splat_f32(total)), simd.splat_f32(eps))
+    return length if kind == "l2_norm" else deviation
+
+
+@template
+def _norm(kind, scaled, shifted):
+    """dst, x, [weight if scaled], [bias if shifted], eps"""
+    factor, centred = _factor(kind), kind == "norm"
+    bias, eps = 2 + scaled, 9 * (2 + scaled + shifted)
+
+    @inline
+    def result(x, mean, f, w, b):
+        y = (x - mean) * f
+        y = y * w if scaled else y
+        return y + b if shifted else y
+
+    def k(p, ith, nth):
+        n = ne(p, 0, 0)
+        first, last = share(n_rows(p, 0), ith, nth)
+        for r in range(first, last):
+            i1, i2, i3 = unravel(p, 0, r)
+            x, y = row(p, 1, i1, i2, i3), row(p, 0, i1, i2, i3)
+            w = row(p, 2, i1, i2, i3) if scaled else x
+            b = row(p, bias, i1, i2, i3) if shifted else x
+            mean = simd.splat_f32(_sum(x, n, simd.splat_f32(0.0))) / n if centred else simd.splat_f32(0.0)
+            f = factor(_sum_squares(x, n, mean), n, simd.f32(p, eps))
+            for j in range(0, 64 * (n >> 4), 64):
+                simd.store_f32(y + j, result(simd.load_f32(x + j), mean, f, simd.load_f32(w + j), simd.load_f32(b + j)))
+            j, m = 64 * (n >> 4), n & 15
+            if m:
+                simd.store_f32_n(y + j, result(simd.load_f32_n(x + j, m), mean, f, simd.load_f32_n(w + j, m),
+                                               simd.load_f32_n(b + j, m)), m)
+    return k
+
+
+def _lower_norm(emit: Emit, norm: Tensor, dst: Tensor, *after: Tensor) -> bool:
+    """`after`: the weight and the bias, if they are fused in."""
+    x = norm.src[0]
+    assert x is not None
+    if any(t.ne[0] != dst.ne[0] for t in after):
+        return False
+    kernel = _norm(norm.op, int(len(after) > 0), int(len(after) > 1))
+    return apart(dst, x, *after) and over_rows(emit, kernel, dst, (x, *after), float(norm.params["eps"]))
+
+
+def _enter_norm(name: str) -> None:
+    @lowers(name)
+    def lower(emit: Emit, node: Tensor) -> bool:
+        return _lower_norm(emit, node, node)
+
+    @lowers(name, "mul")
+    def lower_scaled(emit: Emit, node: Tensor, mul: Tensor) -> bool:
+        return _follows(node, mul) and _lower_norm(emit, node, mul, mul.src[1])
+
+    @lowers(name, "mul", "add")
+    def lower_shifted(emit: Emit, node: Tensor, mul: Tensor, add: Tensor) -> bool:
+        return (_follows(node, mul) and _follows(mul, add)
+                and _lower_norm(emit, node, add, mul.src[1], add.src[1]))
+
+
+def _follows(a: Tensor, b: Tensor) -> bool:
+    """b's first source is a, and its second is not."""
+    return b.src[0] is a and b.src[1].root is not a
+
+
+for _name in ("norm", "rms_norm", "l2_norm"):
+    _enter_norm(_name)
+
+
+@template
+def _row_sum(averaged):
+    """dst, x"""
+    def k(p, ith, nth):
+        n = ne(p, 1, 0)
+        first, last = share(n_rows(p, 0), ith, nth)
+        for r in range(first, last):
+            i1, i2, i3 = unravel(p, 0, r)
+            total = simd.splat_f32(_sum(row(p, 1, i1, i2, i3), n, simd.splat_f32(0.0)))
+            simd.store_f32_n(address(p, 0) + 4 * r, total / n if averaged else total, 1)
+    return k
+
+
+@template
+def _cumsum():
+    """dst, x"""
+    def k(p, ith, nth):
+        first, last = share(n_rows(p, 0), ith, nth)
+        for r in range(first, last):
+            i1, i2, i3 = unravel(p, 0, r)
+            x, y = row(p, 1, i1, i2, i3), row(p, 0, i1, i2, i3)
+            total = simd.get_f32(x) * 0
+            for j in range(0, 4 * ne(p, 0, 0), 4):
+                total += simd.get_f32(x + j)
+                simd.put_f32(y + j, total)
+    return k
+
+
+@lowers("sum_rows")
+def sum_rows(emit: Emit, node: Tensor) -> bool:
+    return over_rows(emit, _row_sum(0), node, node.src)
+
+
+@lowers("mean")
+def mean(emit: Emit, node: Tensor) -> bool:
+    return over_rows(emit, _row_sum(1), node, node.src)
+
+
+@lowers("cumsum")
+def cumsum(emit: Emit, node: Tensor) -> bool:
+    return over_rows(emit, _cumsum(), node, node.src)
+
+
+@template
+def _pool_1d():
+    """dst, x, k"""
+    def k(p, ith, nth):
+        n, m = ne(p, 0, 0), simd.word(p, 18)
+        first, last = share(n_rows(p, 0), ith, nth)
+        for r in range(first, last):
+            i1, i2, i3 = unravel(p, 0, r)
+            x, y = row(p, 1, i1, i2, i3), address(p, 0) + 4 * n * r
+            for i in range(n):
+                top = simd.get_f32(x + 4 * m * i)
+                for j in range(1, m):
+                    v = simd.get_f32(x + 4 * (m * i + j))
+                    top = v if v > top or v != v else top                   # NaN stays
+                simd.put_f32(y + 4 * i, top)
+    return k
+
+
+@lowers("pool_1d")
+def pool_1d(emit: Emit, node: Tensor) -> bool:
+    return over_rows(emit, _pool_1d(), node, node.src, int(node.params["k"]))
+
+
+@template
+def _group_norm():
+    """dst, x, n_groups, eps: one thread has one group of one batch"""
+    def k(p, ith, nth):
+        n, n1, n2 = ne(p, 0, 0), ne(p, 0, 1), ne(p, 0, 2)
+        step = (n2 + simd.word(p, 18) - 1) // simd.word(p, 18)
+        n_groups = (n2 + step - 1) // step
+        first, last = share(n_groups * ne(p, 0, 3), ith, nth)
+        for g in range(first, last):
+            i3 = g // n_groups
+            start = (g - i3 * n_groups) * step
+            stop = min(start + step, n2)
+            count = n * n1 * (stop - start)
+            total = 0.0
+            for i2 in range(start, stop):
+                for i1 in range(n1):
+                    total += _sum(row(p, 1, i1, i2, i3), n, simd.splat_f32(0.0))
+            mean, total = simd.splat_f32(total / count), 0.0
+            for i2 in range(start, stop):
+                for i1 in range(n1):
+                    total += _sum_squares(row(p, 1, i1, i2, i3), n, mean)
+            f = 1.0 / simd.sqrt(simd.splat_f32(total / count) + simd.f32(p, 19))
+            for i2 in range(start, stop):
+                for i1 in range(n1):
+                    _centre(row(p, 1, i1, i2, i3), row(p, 0, i1, i2, i3), n, mean, f)
+    return k
+
+
+@inline
+def _centre(x, y, n, mean, f):
+    for _ in range(n >> 4):
+        simd.store_f32(y, (simd.load_f32(x) - mean) * f)
+        x += 64
+        y += 64
+    if n & 15:
+        simd.store_f32_n(y, (simd.load_f32_n(x, n & 15) - mean) * f, n & 15)
+
+
+@lowers("group_norm")
+def group_norm(emit: Emit, node: Tensor) -> bool:
+    return over_rows(emit, _group_norm(), node, node.src, int(node.params["n_groups"]), float(node.params["eps"]))
