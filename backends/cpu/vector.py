@@ -7,15 +7,15 @@ A vector is an LLVM vector and lives in registers. Where a vector is asked for, 
 """
 from __future__ import annotations
 
-import contextlib
 import inspect
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import compiler, config, registry
+from numba.core import compiler, registry
+from numba.core.codegen import CPUCodeLibrary
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.imputils import lower_builtin, lower_cast
 from numba.core.registry import CPUDispatcher
@@ -174,29 +174,43 @@ def _spread_number(context: Any, builder: Builder, fromty: Any, toty: Vec, value
     return spread(builder, context.cast(builder, value, fromty, lane), toty.n)
 
 
-# What `kernel` needs of Numba: translation, nothing else. The libraries of called functions are linked in as they are,
-# for LLVM runs once, over the whole kernel and for the kernel's own target.
+# What `kernel` needs of Numba: translation, nothing else. LLVM runs once, over the whole kernel and for the kernel's
+# own target; Numba's engine would compile each called function for this machine.
 
-def _translate_only(flags: Any) -> Any:
+class _Library(CPUCodeLibrary):
+    """The LLVM module of one function and of what it calls, as translated."""
+
+    def finalize(self) -> None:
+        for library in dict.fromkeys(self._linking_libraries):
+            self._final_module.link_in(library._get_module_for_linking(), preserve=True)
+        self._finalized = True
+
+    def _optimize_functions(self, module: Any) -> None:
+        pass
+
+
+def _translate(fn: Callable[..., Any], args: Any, return_type: Any) -> Any:
+    target, flags = registry.cpu_target, compiler.Flags()
     flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
     flags.enable_pyobject = flags.force_pyobject = flags.enable_looplift = False
     flags.error_model = "numpy"                                   # no exception for a division by zero
     flags.nrt = False
-    return flags
+    library = _Library(target.target_context.codegen(), fn.__qualname__)
+    return compiler.compile_extra(target.typing_context, target.target_context, fn, args, return_type, flags, {},
+                                  library)
 
 
 class _Dispatcher(CPUDispatcher):
-    """A called function: translated per types of arguments, never compiled by itself."""
+    """A called function, translated for each combination of types."""
 
     def __init__(self, fn: Callable[..., Any]):
         super().__init__(fn, targetoptions={"nopython": True})
-        self._compiler._customize_flags = _translate_only
+        self._compiler._compile_core = lambda args, return_type: _translate(fn, args, return_type)
 
     def add_overload(self, result: Any) -> None:
-        key = object()                                            # what others get from a compiled entry point
-        result = result._replace(entry_point=key)
+        key = object()                                            # stands for the compiled entry point
         registry.cpu_target.target_context.insert_user_function(key, result.fndesc, [result.library])
-        self.overloads[tuple(result.signature.args)] = result
+        self.overloads[tuple(result.signature.args)] = result._replace(entry_point=key)
 
 
 def dispatcher(fn: Callable[..., Any]) -> Any:
@@ -205,21 +219,8 @@ def dispatcher(fn: Callable[..., Any]) -> Any:
 
 
 def to_llvm(body: Callable[..., None]) -> tuple[str, str]:
-    """A kernel body as LLVM assembly with all it calls, not yet optimised, and the name of its function."""
-    target = registry.cpu_target
-    with global_compiler_lock, _unoptimised():
-        result = compiler.compile_extra(target.typing_context, target.target_context, body, (types.intp,) * 3,
-                                        types.void, _translate_only(compiler.Flags()), {})
-        module = result.library._final_module
-        for library in result.library._linking_libraries:
-            module.link_in(library._get_module_for_linking(), preserve=True)
-    return str(module), result.fndesc.mangled_name
-
-
-@contextlib.contextmanager
-def _unoptimised() -> Iterator[None]:
-    level, config.OPT = config.OPT, config._OptLevel(0)
-    try:
-        yield
-    finally:
-        config.OPT = level
+    """A kernel body as LLVM assembly with all it calls, not optimised, and the name of its function."""
+    with global_compiler_lock:
+        result = _translate(body, (types.intp,) * 3, types.void)
+        result.library.finalize()
+    return str(result.library._final_module), result.fndesc.mangled_name
