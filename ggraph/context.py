@@ -250,7 +250,7 @@ class Context:
 
     def _builder(self, embd: bool = False) -> Builder:
         cp = self.cparams
-        return Builder(self.model.hparams, self.model.weights, cp, self.memory, Dims.largest(cp, recurrent=False), embd)
+        return Builder(self.model.hparams, self.model.weights, cp, self.memory, Dims.largest(cp, recurrent=self.memory.rs is not None), embd)
 
     def plan(self, graph: Graph) -> Plan:
         watch = self.hook.accepts if self.hook else None

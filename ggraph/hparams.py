@@ -62,6 +62,11 @@ class HParams:
     n_ff: tuple[int, ...]
     n_embd_head_k: int
     n_embd_head_v: int
+    n_embd_head_k_mla: int = 0                  # head sizes of latent attention, as its heads see K and V; else as above
+    n_embd_head_v_mla: int = 0
+    n_lora_q: int = 0                           # sizes of the latent vectors that Q, and K and V, come from; 0: none
+    n_lora_kv: int = 0
+    is_mla: bool = False                        # the cache holds the latent vectors: K of one head, V its first elements
     causal: bool = True
     cache: bool = True                          # False: tokens see their own batch only, and nothing is remembered
     n_cls_out: int = 1                          # outputs of a classifier head
@@ -73,11 +78,12 @@ class HParams:
 
     # rope
     rope_mode: int | None = None                # ops.NORMAL, ops.NEOX, ...; None: no rotary positions
+    rope_layers: tuple[bool, ...] = ()          # which layers have positions at all; (): all
     n_rot: int = 0
     rope_freq_base: float = 10000.0
     rope_freq_scale: float = 1.0
-    rope_freq_base_swa: float = 10000.0
-    rope_freq_scale_swa: float = 1.0
+    rope_freq_base_swa: float = 0.0             # of window layers; 0: as in the others
+    rope_freq_scale_swa: float = 0.0
     rope_scaling: str = "linear"                # none, linear, yarn, longrope
     rope_attn_factor: float = 1.0
     rope_sections: tuple[int, ...] = (0, 0, 0, 0)
@@ -121,7 +127,9 @@ class HParams:
     expert_gating_func: int = 0                 # 0: not given, 1: softmax, 2: sigmoid, 3: softmax of the chosen, 4: sqrt softplus
 
     # recurrent layers
-    recurrent_layers: tuple[bool, ...] = ()     # which layers keep a state row instead of K and V
+    recurrent_layers: tuple[bool, ...] = ()     # which layers keep a state row instead of K and V, or beside them
+    n_embd_r: int = 0                           # elements of a row of the convolution's state
+    n_embd_s: int = 0                           # and of the recurrence's
     ssm_d_conv: int = 0
     ssm_d_inner: int = 0
     ssm_d_state: int = 0
@@ -130,15 +138,28 @@ class HParams:
 
     # --- derived ---
 
+    def n_ff_expert(self, il: int) -> int:
+        """Length of one expert's feed-forward; where the file does not say, those used share the layer's."""
+        return self.n_ff_exp[il] or self.n_ff[il] // self.n_expert_used[il]
+
     def n_embd_k_gqa(self, il: int) -> int:
         """Elements of one K row of layer `il` in the cache."""
         return self.n_embd_head_k * self.n_head_kv[il]
 
     def n_embd_v_gqa(self, il: int) -> int:
-        return self.n_embd_head_v * self.n_head_kv[il]
+        """The same of V; none where V is a part of K."""
+        return 0 if self.is_mla else self.n_embd_head_v * self.n_head_kv[il]
 
     def is_swa(self, il: int) -> bool:
         return bool(self.swa_layers) and self.swa_layers[il]
+
+    def has_rope(self, il: int) -> bool:
+        return self.rope_layers[il] if self.rope_layers else self.rope_mode is not None
+
+    @property
+    def rope_offset(self) -> int:
+        """The first rotated element of a K head; of latent attention the last elements are."""
+        return self.n_embd_head_k - self.n_rot if self.n_lora_kv else 0
 
     def is_recurrent(self, il: int) -> bool:
         return bool(self.recurrent_layers) and self.recurrent_layers[il]
@@ -188,7 +209,7 @@ class HParams:
             f_norm_rms_eps=float(k.number("attention.layer_norm_rms_epsilon", 0.0)))
         fields |= _heads(k, fields["n_embd"], max(n_head)) | _rope(k, fields["n_ctx_train"]) | _experts(k, n_all)
         fields["n_rot"] = int(k.number("rope.dimension_count", fields["n_embd_head_k"]))
-        fields |= _attention(k) | changes
+        fields |= _attention(k) | _ssm(k) | _latent(k, fields) | changes
         return cls(**fields)
 
 
@@ -225,9 +246,22 @@ def _experts(k: Keys, n_layer: int) -> dict[str, Any]:
                 expert_gating_func=int(k.number("expert_gating_func", 0)))
 
 
+def _latent(k: Keys, heads: Mapping[str, Any]) -> dict[str, Any]:
+    head_k, head_v = (int(k.number(f"attention.{name}_length_mla", 0)) for name in ("key", "value"))
+    return dict(n_lora_q=int(k.number("attention.q_lora_rank", 0)), n_lora_kv=int(k.number("attention.kv_lora_rank", 0)),
+                is_mla=bool(head_k and head_v), n_embd_head_k_mla=head_k or heads["n_embd_head_k"],
+                n_embd_head_v_mla=head_v or heads["n_embd_head_v"])
+
+
 def _attention(k: Keys) -> dict[str, Any]:
     return dict(f_attention_scale=float(k.number("attention.scale", 0.0)),
                 f_max_alibi_bias=float(k.number("attention.max_alibi_bias", 0.0)),
                 f_clamp_kqv=float(k.number("attention.clamp_kqv", 0.0)),
                 f_residual_scale=float(k.number("residual_scale", 0.0)), f_embedding_scale=float(k.number("embedding_scale", 0.0)),
                 f_logit_scale=float(k.number("logit_scale", 0.0)))
+
+
+def _ssm(k: Keys) -> dict[str, Any]:
+    return dict(ssm_d_conv=int(k.number("ssm.conv_kernel", 0)), ssm_d_inner=int(k.number("ssm.inner_size", 0)),
+                ssm_d_state=int(k.number("ssm.state_size", 0)), ssm_dt_rank=int(k.number("ssm.time_step_rank", 0)),
+                ssm_n_group=int(k.number("ssm.group_count", 0)))

@@ -177,6 +177,23 @@ class KVCells(Input):
         return cells, spans
 
 
+class StateRows(Input):
+    """`rs_src` I32 [n_seqs]: the state row that each sequence starts from; `rs_dst` I32 [n_seqs]: the row it leaves its state in."""
+
+    def __init__(self, memory: LayerMemory, n_seqs: int):
+        assert memory.rs is not None
+        self.group = memory.rs.index
+        self.tensors = leaf(I32, (n_seqs,), "rs_src"), leaf(I32, (n_seqs,), "rs_dst")
+
+    @classmethod
+    def key(cls, step: Step) -> Hashable:
+        return None
+
+    def fill(self, step: Step) -> tuple[np.ndarray, ...]:
+        slots = step.slots[self.group]
+        return slots.src, slots.dst[0]
+
+
 class AttnScale(Input):
     """`attn_scale` F32 [1, 1, n_tokens]: Llama 4's temperature, log(floor((pos + offset) / floor) + 1) * scale + 1."""
 

@@ -28,7 +28,7 @@ def _header(memory: LayerMemory, seq: int | None) -> dict[str, Any]:
 
 def save(memory: LayerMemory, host: Backend, path: Path, seq: int | None) -> None:
     arrays: dict[str, np.ndarray] = {"header": np.frombuffer(json.dumps(_header(memory, seq)).encode(), np.uint8)}
-    for i, (state, group) in enumerate(zip(memory.state(seq), memory.kv)):
+    for i, (state, group) in enumerate(zip(memory.state(seq), memory.groups)):
         arrays |= {f"{i}.{name}": a for name, a in state.items()}
         arrays |= {f"{i}.{t.name}": group.read_rows(host, t, state["cell"]) for t in group.tensors()}
     fd, temp = tempfile.mkstemp(dir=path.parent, prefix=path.name)
@@ -53,7 +53,7 @@ def load(memory: LayerMemory, host: Backend, path: Path, seq: int | None) -> Non
         if header.get(name) != want[name]:
             raise Error(f"{path} does not fit this Context: its {name} is {header.get(name)}, needed is {want[name]}")
     states = [{n.split(".", 1)[1]: a for n, a in arrays.items() if n.startswith(f"{i}.") and "cache_" not in n}
-              for i in range(len(memory.kv))]
+              for i in range(len(memory.groups))]
     _check_rows(memory, path, arrays, states)
     rows = memory.restore(states, seq)
     if rows is None:

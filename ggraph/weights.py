@@ -62,6 +62,24 @@ class Group:
             for name, n in (("attn_q", q), ("attn_k", k), ("attn_v", v)):
                 self(name, hp.n_embd, n, bias=bias)
 
+    def mla(self, il: int) -> None:
+        """Latent attention: attn_q_a and _b (or attn_q), attn_kv_a_mqa, attn_k_b and attn_v_b (or attn_kv_b), attn_output."""
+        hp = self._table.hp
+        n_head, head_k, head_v, n_q = hp.n_head[il], hp.n_embd_head_k_mla, hp.n_embd_head_v_mla, hp.n_lora_q
+        nope = head_k - hp.n_rot
+        if n_q:
+            self("attn_q_a", hp.n_embd, n_q)
+            self.norm("attn_q_a_norm", n=n_q)
+        self("attn_q_b" if n_q else "attn_q", n_q or hp.n_embd, n_head * head_k)
+        self("attn_kv_a_mqa", hp.n_embd, hp.n_lora_kv + hp.n_rot)
+        self.norm("attn_kv_a_norm", n=hp.n_lora_kv)
+        if hp.is_mla:
+            self("attn_k_b", nope, hp.n_lora_kv, n_head)
+            self("attn_v_b", hp.n_lora_kv, head_v, n_head)
+        else:
+            self("attn_kv_b", hp.n_lora_kv, n_head * (nope + head_v))
+        self("attn_output", n_head * head_v, hp.n_embd)
+
     def attn_out(self, il: int, bias: Need = None, head_v: int = 0) -> None:
         hp = self._table.hp
         self("attn_output", (head_v or hp.n_embd_head_v) * hp.n_head[il], hp.n_embd, bias=bias)
@@ -99,15 +117,16 @@ class Weights(Group):
     def layers(self) -> Iterator[tuple[int, Group]]:
         return iter(enumerate(self.blk))
 
-    def embeddings(self, norm_bias: Need = False, output: Need = None, output_bias: Need = None, norm: bool = True) -> None:
+    def embeddings(self, norm_bias: Need = False, output: Need = None, output_bias: Need = None, norm: bool = True,
+                   n_vocab_out: int = 0) -> None:
         """token_embd, output_norm and output; an output that the file lacks is the token embedding (tied)."""
         hp = self.hp
         self("token_embd", hp.n_embd, hp.n_vocab)
         if norm:
             self.norm("output_norm", bias=norm_bias)
-        if self("output", hp.n_embd, hp.n_vocab, bias=output_bias, optional=output is not True) is None:
+        if self("output", hp.n_embd, n_vocab_out or hp.n_vocab, bias=output_bias, optional=output is not True) is None:
             tied = self.required("token_embd.weight", (hp.n_embd, hp.n_vocab))
-            self.output = Param("output", tied, self.optional("output.bias", (hp.n_vocab,)))
+            self.output = Param("output", tied, None if output_bias is False else self.optional("output.bias", (hp.n_vocab,)))
 
     def rope_factors(self) -> None:
         """llama3's rope_freqs or LongRoPE's two tables, in the file once or in each layer."""

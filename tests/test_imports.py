@@ -42,7 +42,7 @@ generate
 RANK = {name: rank for rank, line in enumerate(LAYERS.split("\n")) for name in line.split()}
 OUTSIDE = {
     "backends": {"errors", "env", "dtypes", "quants", "size", "tensor", "ops", "backend"},
-    "models": {"errors", "hparams", "ops", "weights", "build"},
+    "models": {"errors", "hparams", "tensor", "ops", "weights", "build"},
     "tools": {"env", "hub"},
 }
 TOOL_LIBRARIES = {"click", "numpy", "rich"}

@@ -1,12 +1,13 @@
 """What architecture files build their graphs from: `Builder`, put together from blocks by family."""
 from __future__ import annotations
 
-from .attention import Attention
 from .core import Dims
+from .mla import LatentAttention
 from .moe import Experts
+from .recurrent import Recurrent
 
 
-class Builder(Attention, Experts):
+class Builder(LatentAttention, Experts, Recurrent):
     """Handed to an architecture's `graph(b)`: hyperparameters, weights, memory, and every block."""
 
 

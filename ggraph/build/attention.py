@@ -6,6 +6,8 @@ what is the mask, which the host fills. Nothing here depends on positions or cel
 from __future__ import annotations
 
 from .. import inputs, ops
+from ..dtypes import BF16, F16
+from ..memory.cache import KVCache
 from ..memory.line import Window
 from ..tensor import Tensor
 from ..weights import Group, Param
@@ -56,50 +58,64 @@ class Attention(Core):
         scale, = self.input(inputs.AttnScale, self.hp, self.n_tokens)
         return self.cb(ops.mul(q, scale), "Qcur_attn_temp_scaled", il)
 
-    def attn(self, wo: Param | None, q: Tensor, k: Tensor, v: Tensor, il: int, *, scale: float | None = None,
-             sinks: Param | None = None) -> Tensor:
+    def attn(self, wo: Param | None, q: Tensor, k: Tensor, v: Tensor | None, il: int, *, scale: float | None = None,
+             sinks: Param | None = None, v_b: Param | None = None) -> Tensor:
         """softmax(scale q K + mask) V, then the output projection.
 
         q [head_k, n_head, n_tokens]; k, v as `qkv` returns them. K and V are what the cache holds, this ubatch's k and v
-        written to it first; in a model without a cache they are k and v alone.
+        written to it first; in a model without a cache they are k and v alone. v is None where it is the first elements
+        of k; v_b [.., head_v, n_head] multiplies the result of each head.
         """
         attend = self._attend_cache if self.hp.cache else self._attend_ubatch
         x = attend(q, k, v, il, self.hp.kq_scale if scale is None else scale, sinks.weight if sinks else None)
+        if v_b is not None:
+            x = self.cb(ops.mul_mat(v_b.weight, x), "kqv_mla", il)
+        x = ops.permute(x, (0, 2, 1, 3))                                      # [head_v, n_head, n_tokens_stream, n_stream]
+        rows = (x.ne[0] * x.ne[1], self.n_tokens)
+        x = self.cb(ops.reshape(x, rows) if x.contiguous else ops.cont(x, rows), "kqv_out", il)
+        if n := self._kv(il).rot_v if self.hp.cache else 0:
+            x = ops.hadamard(x, n)
         return x if wo is None else self.linear(wo, x, "attn_out", il)
 
-    def _attend_cache(self, q: Tensor, k: Tensor, v: Tensor, il: int, scale: float, sinks: Tensor | None) -> Tensor:
-        group = self.memory.kv_of(il)
-        kv, cp, n_stream = self.memory.kv[group], self.cp, self.n_stream
-        if kv.rot_k:
-            q, k = ops.hadamard(q, kv.rot_k), ops.hadamard(k, kv.rot_k)
-        if kv.rot_v:
-            v = ops.hadamard(v, kv.rot_v)
-        for node in (q, k, v):
-            self.g.expand(node)
-        idx, = self.input(inputs.CellIds, self.memory, group, self.n_tokens)
-        self.g.expand(kv.cpy_k(k, idx, il))
-        self.g.expand(kv.cpy_v(v, idx, il))
+    def _kv(self, il: int) -> KVCache:
+        return self.memory.kv[self.memory.kv_of(il)]
 
+    # both: -> [head_v, n_tokens_stream, n_head, n_stream]
+
+    def _attend_cache(self, q: Tensor, k: Tensor, v: Tensor | None, il: int, scale: float, sinks: Tensor | None) -> Tensor:
+        kv, cp, n_stream = self._kv(il), self.cp, self.n_stream
+        self._store(kv, q, k, v, il)
+        q = ops.hadamard(q, kv.rot_k) if kv.rot_k else q
         q = ops.permute(self._by_stream(q), (0, 2, 1, 3))                     # [head, n_tokens_stream, n_head, n_stream]
         keys = ops.permute(kv.get_k(il, n_stream), (0, 2, 1, 3))              # [head, n_kv, n_head_kv, n_stream]
         values = ops.permute(kv.get_v(il, n_stream), (0, 2, 1, 3))
-        mask, = self.input(inputs.KQMask, self.memory, group, kv.n_kv, self.n_tokens_stream, n_stream, cp.causal,
+        mask, = self.input(inputs.KQMask, self.memory, kv.index, kv.n_kv, self.n_tokens_stream, n_stream, cp.causal,
                            self.hp.f_max_alibi_bias > 0)
         if cp.flash_attn:
-            cells, spans = self.input(inputs.KVCells, self.memory, group, kv.n_cells, self.n_tokens, cp.causal)
-            x = self._flash(q, keys, values, mask, il, scale, sinks, cells, spans)
-        else:
-            x = self._attn_mha(q, keys, values, mask, il, scale, sinks)
-        x = self.cb(x, "kqv_out", il)
-        return ops.hadamard(x, kv.rot_v) if kv.rot_v else x
+            cells, spans = self.input(inputs.KVCells, self.memory, kv.index, kv.n_cells, self.n_tokens, cp.causal)
+            return self._flash(q, keys, values, mask, il, scale, sinks, cells, spans)
+        return self._attn_mha(q, keys, values, mask, il, scale, sinks)
 
-    def _attend_ubatch(self, q: Tensor, k: Tensor, v: Tensor, il: int, scale: float, sinks: Tensor | None) -> Tensor:
+    def _store(self, kv: KVCache, q: Tensor, k: Tensor, v: Tensor | None, il: int) -> None:
+        """Write k and v to the cells of this ubatch; all of q, k and v is computed before."""
+        k = ops.hadamard(k, kv.rot_k) if kv.rot_k else k
+        v = ops.hadamard(v, kv.rot_v) if v is not None and kv.rot_v else v
+        for node in (q, k, v):
+            if node is not None:
+                self.g.expand(node)
+        idx, = self.input(inputs.CellIds, self.memory, kv.index, self.n_tokens)
+        self.g.expand(kv.cpy_k(k, idx, il))
+        if v is not None:
+            self.g.expand(kv.cpy_v(v, idx, il))
+
+    def _attend_ubatch(self, q: Tensor, k: Tensor, v: Tensor | None, il: int, scale: float, sinks: Tensor | None) -> Tensor:
         hp = self.hp
+        assert v is not None, "V as a part of K is read from the cache"
         window = Window(hp.n_swa, hp.swa_type) if hp.is_swa(il) else Window()
         mask, = self.input(inputs.UbatchMask, self.n_tokens, window, self.cp.causal, hp.f_max_alibi_bias > 0)
         q, k, v = (ops.permute(x, (0, 2, 1, 3)) for x in (q, k, v))           # [head, n_tokens, n_head]
         form = self._flash if self.cp.flash_attn else self._attn_mha
-        return self.cb(form(q, k, v, mask, il, scale, sinks), "kqv_out", il)
+        return form(q, k, v, mask, il, scale, sinks)
 
     @property
     def n_stream(self) -> int:
@@ -118,13 +134,17 @@ class Attention(Core):
                cells: Tensor | None = None, spans: Tensor | None = None) -> Tensor:
         x = ops.flash_attn_ext(q, k, v, mask, sinks, cells, spans, scale=scale, max_bias=self.hp.f_max_alibi_bias,
                                logit_softcap=self.hp.f_attn_logit_softcapping)
-        return ops.reshape(self.cb(x, "kqv", il), (x.ne[0] * x.ne[1], self.n_tokens))
+        return ops.permute(self.cb(x, "kqv", il), (0, 2, 1, 3))
 
     def _attn_mha(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, il: int, scale: float, sinks: Tensor | None) -> Tensor:
-        kq = self.cb(ops.mul_mat(k, q), "kq", il)                             # [n_kv, n_tokens_stream, n_head, n_stream]
+        kq = self.cb(ops.mul_mat(k, self._rounded(q, k)), "kq", il)                             # [n_kv, n_tokens_stream, n_head, n_stream]
         if cap := self.hp.f_attn_logit_softcapping:
             kq = self.cb(ops.scale(ops.tanh(ops.scale(kq, scale / cap)), cap), "kq_scaled", il)
             scale = 1.0
         kq = self.cb(ops.soft_max(kq, mask, sinks, scale, self.hp.f_max_alibi_bias), "kq_soft_max", il)
-        kqv = self.cb(ops.mul_mat(ops.cont(ops.transpose(v)), kq), "kqv", il)     # [head_v, n_tokens_stream, n_head, n_stream]
-        return ops.cont(ops.permute(kqv, (0, 2, 1, 3)), (kqv.ne[0] * kqv.ne[2], self.n_tokens))
+        return self.cb(ops.mul_mat(ops.cont(ops.transpose(v)), self._rounded(kq, v)), "kqv", il)
+
+    @staticmethod
+    def _rounded(x: Tensor, cached: Tensor) -> Tensor:
+        """x in the type of a 16-bit cache: ggml multiplies in that type, and close calls (which expert) fall accordingly."""
+        return ops.cast(x, cached.type) if cached.type in (F16, BF16) else x

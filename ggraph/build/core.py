@@ -82,6 +82,9 @@ class Core:
         ids, = self.input(inputs.OutputIds, self.dims.n_outputs)
         return tuple(ops.get_rows(x, ids) for x in xs)
 
+    def add(self, x: Tensor, y: Tensor, name: str, il: int = -1) -> Tensor:
+        return self.cb(ops.add(x, y), name, il)
+
     def scale(self, x: Tensor, s: float, name: str, il: int = -1) -> Tensor:
         return self.cb(ops.scale(x, s), name, il)
 
@@ -121,12 +124,15 @@ class Core:
     # --- positions
 
     def rope(self, x: Tensor, il: int, *, pos: Tensor | None = None, n_rot: int = 0, mode: int | None = None,
-             freq_base: float = 0.0, plain: bool = False) -> Tensor:
-        """Rotate Q or K [head, n_head, n_tokens] by `inp_pos`; window layers have a base and scale of their own.
+             freq_base: float = 0.0, plain: bool = False, offset: int = 0) -> Tensor:
+        """Rotate Q or K [head, n_head, n_tokens] by `inp_pos`, or leave it in layers without positions (`has_rope`).
 
-        `plain`: without any scaling of positions.
+        Window layers may have a base and scale of their own. `plain`: without any scaling of positions. `offset`: the first
+        element of a head that is rotated.
         """
         hp, r = self.hp, self.cp.rope
+        if not hp.has_rope(il):
+            return x
         if plain:
             r = replace(r, freq_scale=1.0, ext_factor=0.0, attn_factor=1.0)
         swa = hp.is_swa(il)
@@ -134,10 +140,10 @@ class Core:
         assert mode is not None, f"architecture {hp.arch} names no rope mode"
         y = ops.rope(x, self.inp_pos() if pos is None else pos, self._rope_factors(self.w.blk[il]),
                      n_dims=n_rot or hp.n_rot, mode=mode,
-                     freq_base=freq_base or (hp.rope_freq_base_swa if swa else r.freq_base),
-                     freq_scale=hp.rope_freq_scale_swa if swa and not plain else r.freq_scale, ext_factor=r.ext_factor,
+                     freq_base=freq_base or (swa and hp.rope_freq_base_swa) or r.freq_base,
+                     freq_scale=(swa and not plain and hp.rope_freq_scale_swa) or r.freq_scale, ext_factor=r.ext_factor,
                      attn_factor=r.attn_factor, beta_fast=r.beta_fast, beta_slow=r.beta_slow, n_ctx_orig=r.n_ctx_orig,
-                     sections=hp.rope_sections)
+                     sections=hp.rope_sections, offset=offset)
         return self.cb(y, x.name)
 
     def _rope_factors(self, w: Group) -> Tensor | None:
@@ -178,7 +184,15 @@ class Core:
                 return
             x = ops.get_rows(x, self.input(inputs.OutputIds, self.dims.n_outputs)[0])
         x = self.linear(self.w.output, x, "result_output_no_bias" if self.w.output.bias else "")
-        self.logits(x)
+        self.logits(self._pad_vocab(x))
+
+    def _pad_vocab(self, x: Tensor) -> Tensor:
+        """An output of fewer rows than the vocabulary covers its end: the tokens before it are impossible."""
+        missing, n = self.hp.n_vocab - x.ne[0], x.ne[1]
+        if not missing:
+            return x
+        one = ops.view(x, (1, n), (x.nb[1],))
+        return ops.concat(ops.fill(ops.repeat(one, (missing, n)), float("-inf")), x, 0)
 
     def logits(self, x: Tensor) -> None:
         if self.hp.f_logit_scale:

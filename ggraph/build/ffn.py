@@ -21,6 +21,7 @@ class FeedForward(Core):
         """down(act(gate x) * up x), or down(act(up x)) for layers without a gate.
 
         A gate and an up that the file holds as one matrix `ffn_up` of twice the rows are split (first half: gate).
+        `suffix` "_shexp": the shared expert.
         """
         gate: Param | None = vars(w).get("ffn_gate" + suffix)
         up, down = getattr(w, "ffn_up" + suffix), getattr(w, "ffn_down" + suffix)
@@ -33,7 +34,9 @@ class FeedForward(Core):
             y = self.gated(first, second, act)
         else:
             y = self.activate(y, act)
-        return self.linear(down, self.cb(y, "ffn_act", il), "ffn_out", il)
+            scales: Param | None = vars(w).get("ffn_act")
+            y = ops.div(y, scales.weight) if scales else y
+        return self.linear(down, self.cb(y, "ffn_act", il), "ffn" + (suffix or "_out"), il)
 
     def gated(self, gate: Tensor, up: Tensor, act: str) -> Tensor:
         pair = ACTIVATIONS[act][0]

@@ -1,11 +1,13 @@
 """K and V of one layer group over the cells of a store: the tensors, and how a graph writes and reads them.
 
 In: a `KVStore`, head counts and types. Out: leaf tensors `cache_k_l3` [n_embd_k_gqa, size, n_stream], and nodes on them.
+Where V is a part of K (latent attention) there is no tensor for it.
 Cell indices and the extent read are graph inputs and sizes, never numbers in the graph.
 """
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,18 +17,59 @@ from ..dtypes import DType
 from ..errors import Error
 from ..hparams import HParams
 from ..size import Size
-from ..tensor import Tensor, leaf
+from ..tensor import F32, Tensor, leaf
+from . import Step
 from .kv import KVStore
+from .recurrent import RecurrentStore
 
 
-class KVCache:
+class Group:
+    """The tensors of a store's layers, in one buffer: rows [n, ...] that a graph reads and writes by number."""
+    index: int
+    store: Any
+
+    def tensors(self) -> list[Tensor]:
+        raise NotImplementedError
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in self.tensors())
+
+    def alloc(self, backend: Backend) -> None:
+        """Zeroed: what was never written must not turn a masked sum into NaN, and is a new sequence's state."""
+        self.buffer = backend.alloc(sum(-(-t.nbytes // 64) * 64 for t in self.tensors()))
+        offset = 0
+        for t in self.tensors():
+            t.buffer, t.offset = self.buffer, offset
+            offset += -(-t.nbytes // 64) * 64
+        backend.zero(self.buffer)
+
+    def sizes(self, step: Step) -> dict[str, int]:
+        """Values of the group's size variables, between `apply` and `commit` of the step."""
+        return {}
+
+    # --- rows for save and load
+
+    def read_rows(self, backend: Backend, tensor: Tensor, rows: np.ndarray) -> np.ndarray:
+        """uint8 [n, row bytes]"""
+        data = backend.download(tensor.buffer, tensor.offset, tensor.nbytes)
+        found: np.ndarray = data.reshape(-1, tensor.nb[1])[rows]
+        return found
+
+    def write_rows(self, backend: Backend, tensor: Tensor, rows: np.ndarray, data: np.ndarray) -> None:
+        for run in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(rows) != 1) + 1):
+            if len(run):
+                backend.upload(tensor.buffer, tensor.offset + int(rows[run[0]]) * tensor.nb[1], data[run])
+
+
+class KVCache(Group):
     """Group number `index`; size variables `n_kv{index}` (cells that a graph reads) and `n_cells{index}`."""
 
     def __init__(self, index: int, store: KVStore, layers: Sequence[int], hp: HParams, type_k: DType, type_v: DType):
         self.index, self.store, self.hp = index, store, hp
         size, n_stream = store.size, store.n_stream
         self.k = {il: leaf(type_k, (hp.n_embd_k_gqa(il), size, n_stream), f"cache_k_l{il}") for il in layers}
-        self.v = {il: leaf(type_v, (hp.n_embd_v_gqa(il), size, n_stream), f"cache_v_l{il}") for il in layers}
+        self.v = {il: leaf(type_v, (n, size, n_stream), f"cache_v_l{il}") for il in layers if (n := hp.n_embd_v_gqa(il))}
         for t in (*self.k.values(), *self.v.values()):
             head = hp.n_embd_head_k if t.name.startswith("cache_k") else hp.n_embd_head_v
             if head % t.type.block:
@@ -38,27 +81,20 @@ class KVCache:
     def tensors(self) -> list[Tensor]:
         return [*self.k.values(), *self.v.values()]
 
-    @property
-    def nbytes(self) -> int:
-        return sum(t.nbytes for t in self.tensors())
-
-    def alloc(self, backend: Backend) -> None:
-        """One buffer for all layers, zeroed: a cell that was never written must not turn a masked sum into NaN."""
-        self.buffer = backend.alloc(sum(-(-t.nbytes // 64) * 64 for t in self.tensors()))
-        offset = 0
-        for t in self.tensors():
-            t.buffer, t.offset = self.buffer, offset
-            offset += -(-t.nbytes // 64) * 64
-        backend.zero(self.buffer)
+    def sizes(self, step: Step) -> dict[str, int]:
+        slots, i = step.slots[self.index], self.index
+        return {f"n_kv{i}": self.store.n_kv(slots), f"n_cells{i}": self.store.n_listed(step.ubatch),
+                f"stream{i}": int(slots.streams[0])}
 
     @property
     def rot_k(self) -> int:
         """Size of the Hadamard blocks that K is multiplied with before it is quantized (and Q with it); 0: none.
 
         As llama.cpp: quantized types, heads of a multiple of 64; K takes the largest block that divides the head, V 64.
+        Latent vectors stay as they are.
         """
         head = self.hp.n_embd_head_k
-        return head & -head if self._spread(self.k, head) else 0
+        return head & -head if self.v and self._spread(self.k, head) else 0
 
     @property
     def rot_v(self) -> int:
@@ -66,7 +102,7 @@ class KVCache:
 
     @staticmethod
     def _spread(layers: dict[int, Tensor], head: int) -> bool:
-        return next(iter(layers.values())).type.quantized and head % 64 == 0
+        return any(t.type.quantized for t in layers.values()) and head % 64 == 0
 
     # --- in a graph
 
@@ -82,7 +118,11 @@ class KVCache:
         return self._read(self.k[il], self.hp.n_head_kv[il], n_stream)
 
     def get_v(self, il: int, n_stream: int) -> Tensor:
-        return self._read(self.v[il], self.hp.n_head_kv[il], n_stream)
+        """The same of V [head_v, ...], which may be the first elements of K."""
+        if il in self.v:
+            return self._read(self.v[il], self.hp.n_head_kv[il], n_stream)
+        k = self.get_k(il, n_stream)
+        return ops.view(k, (self.hp.n_embd_head_v, *k.ne[1:]), k.nb[1:])
 
     def _read(self, cache: Tensor, n_head: int, n_stream: int) -> Tensor:
         head = cache.ne[0] // n_head
@@ -90,19 +130,6 @@ class KVCache:
                      self.stream0 * cache.nb[2])
         x.name = cache.name + " (view)"
         return x
-
-    # --- rows for save and load
-
-    def read_rows(self, backend: Backend, tensor: Tensor, rows: np.ndarray) -> np.ndarray:
-        """uint8 [n, row bytes] of cache rows (stream * size + cell)."""
-        data = backend.download(tensor.buffer, tensor.offset, tensor.nbytes)
-        found: np.ndarray = data.reshape(-1, tensor.nb[1])[rows]
-        return found
-
-    def write_rows(self, backend: Backend, tensor: Tensor, rows: np.ndarray, data: np.ndarray) -> None:
-        for run in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(rows) != 1) + 1):
-            if len(run):
-                backend.upload(tensor.buffer, tensor.offset + int(rows[run[0]]) * tensor.nb[1], data[run])
 
     def copy_stream(self, backend: Backend, src: int, dst: int) -> None:
         for t in self.tensors():
@@ -115,3 +142,16 @@ def _write(cache: Tensor, x: Tensor, idx: Tensor) -> Tensor:
     flat = ops.reshape(cache, (n, size * n_stream))
     rows = ops.view(x, (n, x.ne[2]), (x.nb[2],)) if x.nb[1] == x.ne[0] * x.nb[0] else ops.cont(x, (n, x.ne[2]))
     return ops.set_rows(flat, rows, idx)
+
+
+class StateCache(Group):
+    """The state rows of recurrent layers: `cache_r_l3` F32 [n_embd_r, n_rows] (inputs of the convolution) and `cache_s_l3`
+    F32 [n_embd_s, n_rows] (the recurrence)."""
+
+    def __init__(self, index: int, store: RecurrentStore, layers: Sequence[int], hp: HParams):
+        self.index, self.store = index, store
+        self.r = {il: leaf(F32, (hp.n_embd_r, store.n_rows), f"cache_r_l{il}") for il in layers if hp.n_embd_r}
+        self.s = {il: leaf(F32, (hp.n_embd_s, store.n_rows), f"cache_s_l{il}") for il in layers if hp.n_embd_s}
+
+    def tensors(self) -> list[Tensor]:
+        return [*self.r.values(), *self.s.values()]

@@ -1,7 +1,7 @@
 """Which layers remember how: the stores of a context with their tensors, grouped by what the layers have in common.
 
 In: hyperparameters and context parameters. Out: `LayerMemory`, a `Memory` whose stores have tensors. Layers without a window
-form one KV group, layers with one another, smaller one.
+form one KV group, layers with one another, smaller one, recurrent layers a group of state rows.
 """
 from __future__ import annotations
 
@@ -12,24 +12,30 @@ from ..cparams import CParams
 from ..hparams import HParams
 from ..tensor import Tensor
 from . import Memory, Step
-from .cache import KVCache
+from .cache import Group, KVCache, StateCache
 from .kv import N_PAD, KVStore
+from .recurrent import RecurrentStore
 
 
 class LayerMemory(Memory):
-    """`kv[i]` are the KV groups; store i of the memory is the bookkeeping of group i."""
+    """`groups[i]` holds the tensors of store i: the KV groups first (`kv`), then the recurrent layers' rows (`rs`)."""
 
     def __init__(self, hp: HParams, cp: CParams):
         attention = [il for il in range(hp.n_layer) if hp.has_kv(il)]
         window = [il for il in attention if hp.is_swa(il)]
         full = [il for il in attention if not hp.is_swa(il)]
+        recurrent = [il for il in range(hp.n_layer) if hp.is_recurrent(il)]
         self.kv: list[KVCache] = []
+        self.rs: StateCache | None = None
         if full:
             self._add(full, hp, cp, KVStore(cp.n_ctx_seq, cp.n_seq_max, cp.n_stream))
         if window:
             store = KVStore(window_size(hp, cp), cp.n_seq_max, cp.n_stream, window=hp.n_swa, swa_type=hp.swa_type)
             self._add(window, hp, cp, store)
-        super().__init__([g.store for g in self.kv], cp.n_seq_max, cp.n_ubatch)
+        if recurrent:
+            self.rs = StateCache(len(self.kv), RecurrentStore(cp.n_seq_max), recurrent, hp)
+        self.groups: list[Group] = [*self.kv, *([self.rs] if self.rs else [])]
+        super().__init__([g.store for g in self.groups], cp.n_seq_max, cp.n_ubatch)
 
     def _add(self, layers: list[int], hp: HParams, cp: CParams, store: KVStore) -> None:
         self.kv.append(KVCache(len(self.kv), store, layers, hp, cp.type_k, cp.type_v))
@@ -39,29 +45,23 @@ class LayerMemory(Memory):
         return next(i for i, g in enumerate(self.kv) if il in g.k)
 
     def tensors(self) -> Iterable[Tensor]:
-        return (t for g in self.kv for t in g.tensors())
+        return (t for g in self.groups for t in g.tensors())
 
     @property
     def nbytes(self) -> int:
-        return sum(g.nbytes for g in self.kv)
+        return sum(g.nbytes for g in self.groups)
 
     def alloc(self, backend: Backend) -> None:
-        for g in self.kv:
+        for g in self.groups:
             g.alloc(backend)
 
     def free(self, backend: Backend) -> None:
-        for g in self.kv:
+        for g in self.groups:
             backend.free(g.buffer)
 
     def sizes(self, step: Step) -> dict[str, int]:
         """Values of the groups' size variables, between `apply` and `commit` of the step."""
-        values: dict[str, int] = {}
-        for i, g in enumerate(self.kv):
-            slots, store = step.slots[i], g.store
-            values[f"n_kv{i}"] = store.n_kv(slots)
-            values[f"n_cells{i}"] = store.n_listed(step.ubatch)
-            values[f"stream{i}"] = int(slots.streams[0])
-        return values
+        return {name: n for g in self.groups for name, n in g.sizes(step).items()}
 
 
 def window_size(hp: HParams, cp: CParams) -> int:

@@ -1,0 +1,201 @@
+"""Rows of recurrent state: which row each sequence reads and which it writes next. Bookkeeping only.
+
+In: ubatches and operations on sequences. Out: row numbers. A step never writes the row it reads: it gets spare rows, and
+`commit` makes those the sequences' own, so that a rollback has nothing to restore and a branch copies nothing. Row 0 is always
+zero (the state of a new sequence), row 1 takes what nobody wants to keep.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..batch import Ubatch
+from ..errors import Error
+from . import State
+from .line import END, Array
+
+ZERO, TRASH, N_FIXED = 0, 1, 2
+
+
+class Mark(NamedTuple):
+    """The state after position `pos` is in `row`."""
+    pos: int
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateSlots:
+    """Rows of one ubatch with n_seqs sequence sets."""
+    src: Array          # int32 [n_seqs] row that each set starts from
+    dst: Array          # int32 [n_snapshots, n_seqs] row of the state after the last token, after the one before it, ...
+
+
+class RecurrentStore:
+    """State rows of up to `n_seq_max` sequences, with `n_rollback` earlier states of each kept to go back to."""
+    equal, sequential = True, False
+
+    def __init__(self, n_seq_max: int, n_rollback: int = 0):
+        self.n_seq_max, self.n_snapshots = n_seq_max, n_rollback + 1
+        self.n_rows = N_FIXED + 2 * n_seq_max * self.n_snapshots        # what is kept, and as much to write
+        self.marks: list[tuple[Mark, ...]] = [()] * n_seq_max           # per sequence, oldest first
+        self._open: list[tuple[Mark, ...]] | None = None
+
+    # --- one step
+
+    def prepare(self, ubatches: Sequence[Ubatch]) -> list[StateSlots]:
+        """Rows for each ubatch, as if run one after the other. There are always enough."""
+        before, plan = list(self.marks), []
+        for u in ubatches:
+            plan.append(self._find(u))
+            self._place(u, plan[-1])
+        self.marks = before
+        return plan
+
+    def _find(self, u: Ubatch) -> StateSlots:
+        used = {m.row for marks in self.marks for m in marks}
+        spare = (r for r in range(N_FIXED, self.n_rows) if r not in used)
+        kept = min(self.n_snapshots, u.n_seq_tokens)
+        src = [marks[-1].row if (marks := self.marks[seqs[0]]) else ZERO for seqs, _ in self._sets(u)]
+        dst = [[next(spare) if i < kept else TRASH for _ in src] for i in range(self.n_snapshots)]
+        return StateSlots(np.array(src, np.int32), np.array(dst, np.int32))
+
+    def _place(self, u: Ubatch, slots: StateSlots) -> None:
+        for i, (seqs, rows) in enumerate(self._sets(u)):
+            new = [Mark(int(p), int(r)) for p, r in zip(u.pos[0, rows][::-1], slots.dst[:, i]) if r != TRASH][::-1]
+            for s in seqs:
+                self.marks[s] = (*self.marks[s], *new)[-self.n_snapshots:]
+
+    @staticmethod
+    def _sets(u: Ubatch) -> list[tuple[tuple[int, ...], slice]]:
+        """The ubatch's n_seqs runs of n_seq_tokens rows."""
+        n = u.n_seq_tokens
+        return [(u.seq_ids[i * n], slice(i * n, (i + 1) * n)) for i in range(u.n_seqs)]
+
+    def apply(self, ubatch: Ubatch, slots: StateSlots) -> None:
+        assert self._open is None, "the step before this one is still open"
+        self._open = list(self.marks)
+        self._place(ubatch, slots)
+
+    def commit(self) -> None:
+        self._open = None
+
+    def rollback(self) -> None:
+        if self._open is not None:
+            self.marks, self._open = self._open, None
+
+    def shortage(self, batch: Ubatch) -> str:
+        return f"{self.n_rows} state rows"              # `prepare` never refuses
+
+    # --- operations on sequences
+
+    def _without(self, seq: int, p0: int, p1: int) -> tuple[Mark, ...] | None:
+        """The marks once positions p0 <= p < p1 are gone; None if no kept state is of just before p0."""
+        marks, lo, hi = self.marks[seq], max(p0, 0), END if p1 < 0 else p1
+        if not marks or lo > marks[-1].pos or hi <= marks[-1].pos:
+            return marks                    # nothing there, or the state after the last position stays what it is
+        left = tuple(m for m in marks if m.pos < lo)
+        if lo == 0 or (left and left[-1].pos == lo - 1):
+            return left
+        return None
+
+    def can_seq_rm(self, seq: int, p0: int, p1: int) -> bool:
+        return self._without(seq, p0, p1) is not None
+
+    def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
+        """Go back to before p0; a range that spares the last position leaves the state as it is."""
+        left = self._without(seq, p0, p1)
+        if left is None:
+            return False
+        self.marks[seq] = left
+        return True
+
+    def _until(self, seq: int, p1: int) -> tuple[Mark, ...] | None:
+        marks = self.marks[seq]
+        left = marks if p1 < 0 else tuple(m for m in marks if m.pos < p1)
+        whole = len(left) == len(marks) or (left and left[-1].pos == p1 - 1)
+        return left if whole else None
+
+    def can_seq_cp(self, src: int, dst: int, p0: int, p1: int) -> bool:
+        return p0 <= 0 and self._until(src, p1) is not None
+
+    def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> bool:
+        """`dst` shares the rows of `src`; False for a part from the middle, or up to where no state is kept."""
+        left = self._until(src, p1)
+        if p0 > 0 or left is None:
+            return False
+        self.marks[dst] = left
+        return True
+
+    def seq_keep(self, seq: int) -> None:
+        self.marks = [m if s == seq else () for s, m in enumerate(self.marks)]
+
+    def can_seq_add(self, seq: int, p0: int, p1: int, delta: int) -> bool:
+        return all(m.pos + delta >= 0 for m in self.marks[seq] if m.pos >= p0 and (p1 < 0 or m.pos < p1))
+
+    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> bool:
+        """A state has no positions of its own: only its label moves."""
+        return self._move(seq, p0, p1, lambda p: p + delta) if self.can_seq_add(seq, p0, p1, delta) else False
+
+    def can_seq_div(self, seq: int, p0: int, p1: int, d: int) -> bool:
+        return d > 0
+
+    def seq_div(self, seq: int, p0: int, p1: int, d: int) -> bool:
+        return self._move(seq, p0, p1, lambda p: p // d) if d > 0 else False
+
+    def _move(self, seq: int, p0: int, p1: int, to: object) -> bool:
+        assert callable(to)
+        self.marks[seq] = tuple(Mark(to(m.pos), m.row) if m.pos >= p0 and (p1 < 0 or m.pos < p1) else m
+                                for m in self.marks[seq])
+        return True
+
+    def seq_pos_min(self, seq: int) -> int:
+        """The earliest position whose state is kept, -1 for none."""
+        return self.marks[seq][0].pos if self.marks[seq] else -1
+
+    def seq_pos_max(self, seq: int) -> int:
+        return self.marks[seq][-1].pos if self.marks[seq] else -1
+
+    def seq_same(self, a: int, b: int) -> bool:
+        return self.marks[a] == self.marks[b]
+
+    def clear(self) -> None:
+        self.marks, self._open = [()] * self.n_seq_max, None
+
+    # --- save and load
+
+    def state(self, seq: int | None = None) -> State:
+        """`seq`, `pos`, `cell` [n]: the row of each kept state."""
+        seqs = range(self.n_seq_max) if seq is None else [seq]
+        flat = [(s if seq is None else 0, m.pos, m.row) for s in seqs for m in self.marks[s]]
+        columns = np.array(flat, np.int32).reshape(-1, 3).T
+        return {"seq": columns[0], "pos": columns[1], "cell": columns[2]}
+
+    def can_restore(self, state: State, seq: int | None = None) -> bool:
+        return len({int(c) for c in state["cell"]}) <= self.n_rows - N_FIXED - len(self._others(seq))
+
+    def _others(self, seq: int | None) -> set[int]:
+        return set() if seq is None else {m.row for s, marks in enumerate(self.marks) if s != seq for m in marks}
+
+    def restore(self, state: State, seq: int | None = None) -> npt.NDArray[np.int32] | None:
+        """Rows that the saved states go to; states that were shared stay shared."""
+        if not {"seq", "pos", "cell"} <= set(state) or len({len(a) for a in state.values()}) != 1:
+            raise Error("the saved state is damaged: rows of recurrent layers are missing")
+        if not self.can_restore(state, seq):
+            return None
+        used = self._others(seq)
+        spare = (r for r in range(N_FIXED, self.n_rows) if r not in used)
+        row_of = {c: next(spare) for c in dict.fromkeys(state["cell"].tolist())}
+        marks: dict[int, list[Mark]] = {}
+        for s, pos, cell in zip(state["seq"].tolist(), state["pos"].tolist(), state["cell"].tolist()):
+            marks.setdefault(s if seq is None else seq, []).append(Mark(pos, row_of[cell]))
+        if any(not 0 <= s < self.n_seq_max for s in marks):
+            raise Error(f"the saved state names sequences beyond this context's {self.n_seq_max} (n_seq_max)")
+        for s in range(self.n_seq_max) if seq is None else [seq]:
+            self.marks[s] = tuple(marks.get(s, ()))[-self.n_snapshots:]
+        return np.array([row_of[c] for c in state["cell"].tolist()], np.int32)
+
+

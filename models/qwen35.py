@@ -1,0 +1,102 @@
+"""qwen35: Qwen 3.5; three of four layers a gated delta net, the others attention with a gate on its output."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ggraph import ops
+from ggraph.build import Builder
+from ggraph.hparams import HParams
+from ggraph.tensor import Tensor
+from ggraph.weights import Group, Weights
+
+
+def hparams(kv: Mapping[str, Any]) -> HParams:
+    hp = HParams.read(kv, rope_mode=ops.IMROPE)
+    period = int(hp.keys("full_attention_interval", 4))
+    layers = hp.keys("attention.recurrent_layers", None)
+    recurrent = tuple(map(bool, layers)) if layers is not None else tuple((il + 1) % period != 0 for il in range(hp.n_layer))
+    return delta_net_rows(hp.replace(recurrent_layers=recurrent[:hp.n_layer]))
+
+
+def delta_net_rows(hp: HParams) -> HParams:
+    """The sizes of the state rows of gated delta nets."""
+    return hp.replace(n_embd_r=(hp.ssm_d_conv - 1) * conv_dim(hp), n_embd_s=hp.ssm_d_state * hp.ssm_d_inner)
+
+
+def conv_dim(hp: HParams) -> int:
+    """Channels of the convolution: Q and K of n_group heads, V of dt_rank heads."""
+    return hp.ssm_d_inner + 2 * hp.ssm_n_group * hp.ssm_d_state
+
+
+def weights(t: Weights) -> None:
+    t.embeddings()
+    for il, w in t.layers():
+        w.norm("attn_norm", "post_attention_norm")
+        if t.hp.is_recurrent(il):
+            delta_net_weights(t.hp, w)
+        else:
+            gated_attention_weights(t.hp, w, il)
+        w.ffn(il)
+
+
+def delta_net_weights(hp: HParams, w: Group) -> None:
+    w("attn_qkv", hp.n_embd, conv_dim(hp))
+    w("attn_gate", hp.n_embd, hp.ssm_d_inner)
+    w("ssm_conv1d", hp.ssm_d_conv, conv_dim(hp))
+    w("ssm_dt", hp.ssm_dt_rank, suffix=".bias")
+    w("ssm_a", hp.ssm_dt_rank, suffix="")
+    w("ssm_beta", hp.n_embd, hp.ssm_dt_rank)
+    w("ssm_alpha", hp.n_embd, hp.ssm_dt_rank)
+    w("ssm_norm", hp.ssm_d_state)
+    w("ssm_out", hp.ssm_d_inner, hp.n_embd)
+
+
+def gated_attention_weights(hp: HParams, w: Group, il: int) -> None:
+    head = hp.n_embd_head_k
+    w("attn_q", hp.n_embd, 2 * head * hp.n_head[il], bias=None)
+    w("attn_k", hp.n_embd, hp.n_embd_k_gqa(il), bias=None)
+    w("attn_v", hp.n_embd, hp.n_embd_v_gqa(il), bias=None)
+    w("attn_output", head * hp.n_head[il], hp.n_embd)
+    w.norm("attn_q_norm", "attn_k_norm", n=head)
+
+
+def graph(b: Builder) -> None:
+    x = b.inp_embd()
+    for il, w in b.layers():
+        y = b.norm(x, w.attn_norm, "attn_norm", il)
+        y = delta_net(b, w, y, il) if b.hp.is_recurrent(il) else gated_attention(b, w, y, il)
+        y, x = b.out_ids(il, y, x)
+        x = b.residual(x, y, "attn_residual", il)
+        y = b.norm(x, w.post_attention_norm, "attn_post_norm", il)
+        x = b.layer_out(b.residual(x, b.ffn(w, y, il), "post_ffn", il), il)
+    b.finish(x)
+
+
+def gated_attention(b: Builder, w: Group, x: Tensor, il: int) -> Tensor:
+    """One matrix gives Q and the gate, head by head in turn."""
+    hp, n = b.hp, b.hp.n_embd_head_k
+    both = b.linear(w.attn_q, x, "Qcur_full", il)
+    q, gate = (ops.view(both, (n, hp.n_head[il], b.n_tokens), (2 * n * both.nb[0], both.nb[1]), i * n * both.nb[0]) for i in (0, 1))
+    k = ops.reshape(b.linear(w.attn_k, x, "Kcur", il), (n, hp.n_head_kv[il], b.n_tokens))
+    v = ops.reshape(b.linear(w.attn_v, x, "Vcur", il), (hp.n_embd_head_v, hp.n_head_kv[il], b.n_tokens))
+    q, k = b.qk_norm(w, q, k, il)
+    y = b.cb(b.attn(None, b.rope(q, il), b.rope(k, il), v, il), "attn_pregate", il)
+    gate = b.cb(ops.sigmoid(ops.cont(gate, (n * hp.n_head[il], b.n_tokens))), "gate_sigmoid", il)
+    return b.linear(w.attn_output, b.cb(ops.mul(y, gate), "attn_gated", il), "attn_output", il)
+
+
+def delta_net(b: Builder, w: Group, x: Tensor, il: int) -> Tensor:
+    hp, d, n_head = b.hp, b.hp.ssm_d_state, b.hp.ssm_dt_rank
+    qkv = b.by_seq(b.linear(w.attn_qkv, x, "linear_attn_qkv_mixed", il))
+    z = b.by_seq(b.linear(w.attn_gate, x, "z", il), hp.ssm_d_inner // n_head, n_head)
+    beta = b.cb(ops.sigmoid(b.by_seq(b.linear(w.ssm_beta, x, "beta", il), 1, n_head)), "beta_sigmoid", il)
+    alpha = ops.add(b.linear(w.ssm_alpha, x, "alpha", il), w.ssm_dt.weight)
+    gate = b.cb(ops.mul(b.cb(ops.softplus(alpha), "a_softplus", il), w.ssm_a.weight), "gate", il)
+
+    mixed = b.cb(ops.silu(b.conv(qkv, w.ssm_conv1d, il)), "conv_output_silu", il)
+    q, k, v = b.split_heads(mixed, (d, hp.ssm_n_group), (d, hp.ssm_n_group), (hp.ssm_d_inner // n_head, n_head))
+    q, k = (b.cb(ops.l2_norm(y, hp.f_norm_rms_eps), name, il) for y, name in ((q, "q_conv_predelta"), (k, "k_conv_predelta")))
+    y = b.delta_net(q, k, v, b.by_seq(gate, 1, n_head), beta, il)
+    y = ops.mul(b.norm(y, w.ssm_norm, "attn_out_norm", il), ops.silu(z))
+    return b.linear(w.ssm_out, b.cb(b.all_tokens(y, hp.ssm_d_inner), "final_output", il), "linear_attn_out", il)
