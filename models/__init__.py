@@ -1,4 +1,8 @@
 """Architectures: one module each, found by `general.architecture` with `-` written `_`."""
 
 # GGUF name -> module, where two architectures differ in nothing but their keys and values or a name is no module name.
-ALIASES: dict[str, str] = {}
+ALIASES: dict[str, str] = {
+    "internlm2": "llama",
+    "starcoder": "gpt2",
+    "xverse": "llama",
+}

@@ -1,0 +1,41 @@
+"""minimax-m2: MiniMax M2; experts in every layer, chosen with a bias, Q and K normed whole, partial rotation."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ggraph.build import Builder
+from ggraph.hparams import HParams
+from ggraph.ops import NEOX
+from ggraph.weights import Weights
+
+
+def hparams(kv: Mapping[str, Any]) -> HParams:
+    return HParams.read(kv, rope_mode=NEOX)
+
+
+def weights(t: Weights) -> None:
+    hp = t.hp
+    t.embeddings()
+    for il, w in t.layers():
+        w.norm("attn_norm", "ffn_norm")
+        w.norm("attn_q_norm", n=hp.n_embd_head_k * hp.n_head[il])
+        w.norm("attn_k_norm", n=hp.n_embd_k_gqa(il))
+        w.qkv(il)
+        w.attn_out(il)
+        w.experts(il, n_ff=hp.n_ff[il], probs_bias=True)
+
+
+def graph(b: Builder) -> None:
+    x = b.inp_embd()
+    for il, w in b.layers():
+        y = b.norm(x, w.attn_norm, "attn_norm", il)
+        q, k, v = b.qkv(w, y, il)
+        q, k = b.qk_norm(w, q, k, il, whole=True)
+        y = b.attn(w.attn_output, b.rope(q, il), b.rope(k, il), v, il)
+        y, x = b.out_ids(il, y, x)
+        x = b.residual(x, y, "ffn_inp", il)
+        y = b.norm(x, w.ffn_norm, "ffn_norm", il)
+        y = b.moe(w, y, il, gating=b.hp.expert_gating_func)
+        x = b.layer_out(b.residual(x, y, "ffn_out", il), il)
+    b.finish(x)

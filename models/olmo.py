@@ -1,0 +1,35 @@
+"""olmo: OLMo 1; layer norms without weights, Q, K and V clamped."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ggraph.build import Builder
+from ggraph.hparams import HParams
+from ggraph.ops import NORMAL
+from ggraph.weights import Weights
+
+
+def hparams(kv: Mapping[str, Any]) -> HParams:
+    return HParams.read(kv, rope_mode=NORMAL)
+
+
+def weights(t: Weights) -> None:
+    t.embeddings(norm=False)
+    for il, w in t.layers():
+        w.qkv(il)
+        w.attn_out(il)
+        w.ffn(il)
+
+
+def graph(b: Builder) -> None:
+    x = b.inp_embd()
+    for il, w in b.layers():
+        y = b.norm(x, None, "attn_norm", il)
+        q, k, v = b.qkv(w, y, il)
+        y = b.attn(w.attn_output, b.rope(q, il), b.rope(k, il), v, il)
+        y, x = b.out_ids(il, y, x)
+        x = b.residual(x, y, "ffn_inp", il)
+        y = b.norm(x, None, "ffn_norm", il)
+        x = b.layer_out(b.residual(x, b.ffn(w, y, il), "ffn_out", il), il)
+    b.finish(b.norm(x, None, "result_norm"), norm=False)
