@@ -80,10 +80,12 @@ class HParams:
     rope_mode: int | None = None                # ops.NORMAL, ops.NEOX, ...; None: no rotary positions
     rope_layers: tuple[bool, ...] = ()          # which layers have positions at all; (): all
     n_rot: int = 0
+    n_rot_swa: int = 0                          # of window layers
     rope_freq_base: float = 10000.0
     rope_freq_scale: float = 1.0
     rope_freq_base_swa: float = 0.0             # of window layers; 0: as in the others
     rope_freq_scale_swa: float = 0.0
+    rope_scaling_swa: bool = True               # False: window layers rotate without any scaling of positions
     rope_scaling: str = "linear"                # none, linear, yarn, longrope
     rope_attn_factor: float = 1.0
     rope_sections: tuple[int, ...] = (0, 0, 0, 0)
@@ -209,6 +211,7 @@ class HParams:
             f_norm_rms_eps=float(k.number("attention.layer_norm_rms_epsilon", 0.0)))
         fields |= _heads(k, fields["n_embd"], max(n_head)) | _rope(k, fields["n_ctx_train"]) | _experts(k, n_all)
         fields["n_rot"] = int(k.number("rope.dimension_count", fields["n_embd_head_k"]))
+        fields["n_rot_swa"] = int(k.number("rope.dimension_count_swa", fields["n_rot"]))
         fields |= _attention(k) | _ssm(k) | _latent(k, fields) | changes
         return cls(**fields)
 

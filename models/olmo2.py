@@ -11,7 +11,7 @@ from ggraph.weights import Weights
 
 
 def hparams(kv: Mapping[str, Any]) -> HParams:
-    hp = HParams.read(kv, rope_mode=NEOX)
+    hp = HParams.read(kv, rope_mode=NEOX, rope_scaling_swa=False)
     return hp.window(hp.keys("attention.sliding_window", 0), hp.swa_pattern(4))
 
 
@@ -32,8 +32,7 @@ def graph(b: Builder) -> None:
     for il, w in b.layers():
         q, k, v = b.qkv(w, x, il)
         q, k = b.qk_norm(w, q, k, il, whole=True)
-        plain = b.hp.is_swa(il)                      # window layers rotate without YaRN
-        y = b.attn(w.attn_output, b.rope(q, il, plain=plain), b.rope(k, il, plain=plain), v, il)
+        y = b.attn(w.attn_output, b.rope(q, il), b.rope(k, il), v, il)
         y, x = b.out_ids(il, y, x)
         y = b.norm(y, w.post_attention_norm, "attn_post_norm", il)
         x = b.residual(x, y, "ffn_inp", il)

@@ -13,7 +13,8 @@ NO_ROPE_STEP = 4
 
 
 def hparams(kv: Mapping[str, Any]) -> HParams:
-    return HParams.read(kv, rope_mode=NORMAL)
+    hp = HParams.read(kv, rope_mode=NORMAL)
+    return hp.replace(rope_layers=tuple((il + 1) % NO_ROPE_STEP != 0 for il in range(hp.n_layer)))
 
 
 def weights(t: Weights) -> None:
@@ -30,9 +31,7 @@ def graph(b: Builder) -> None:
     for il, w in b.layers():
         y = b.norm(x, w.attn_norm, "attn_norm", il)
         q, k, v = b.qkv(w, y, il)
-        if (il + 1) % NO_ROPE_STEP:
-            q, k = b.rope(q, il), b.rope(k, il)
-        y = b.attn(w.attn_output, q, k, v, il)
+        y = b.attn(w.attn_output, b.rope(q, il), b.rope(k, il), v, il)
         y, x = b.out_ids(il, y, x)
         x = b.residual(x, y, "ffn_inp", il)
         y = b.norm(x, w.ffn_norm, "ffn_norm", il)

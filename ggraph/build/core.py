@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import inputs, ops
-from ..cparams import CParams
+from ..cparams import CParams, Rope
 from ..graph import Graph
 from ..hparams import HParams
 from ..memory.layers import LayerMemory
@@ -123,28 +123,27 @@ class Core:
 
     # --- positions
 
-    def rope(self, x: Tensor, il: int, *, pos: Tensor | None = None, n_rot: int = 0, mode: int | None = None,
-             freq_base: float = 0.0, plain: bool = False, offset: int = 0) -> Tensor:
+    def rope(self, x: Tensor, il: int, *, pos: Tensor | None = None, offset: int = 0) -> Tensor:
         """Rotate Q or K [head, n_head, n_tokens] by `inp_pos`, or leave it in layers without positions (`has_rope`).
 
-        Window layers may have a base and scale of their own. `plain`: without any scaling of positions. `offset`: the first
-        element of a head that is rotated.
+        `offset`: the first element of a head that is rotated.
         """
-        hp, r = self.hp, self.cp.rope
+        hp = self.hp
         if not hp.has_rope(il):
             return x
-        if plain:
-            r = replace(r, freq_scale=1.0, ext_factor=0.0, attn_factor=1.0)
-        swa = hp.is_swa(il)
-        mode = hp.rope_mode if mode is None else mode
-        assert mode is not None, f"architecture {hp.arch} names no rope mode"
+        assert hp.rope_mode is not None, f"architecture {hp.arch} names no rope mode"
+        r = self._rope_swa() if hp.is_swa(il) else self.cp.rope
         y = ops.rope(x, self.inp_pos() if pos is None else pos, self._rope_factors(self.w.blk[il]),
-                     n_dims=n_rot or hp.n_rot, mode=mode,
-                     freq_base=freq_base or (swa and hp.rope_freq_base_swa) or r.freq_base,
-                     freq_scale=(swa and not plain and hp.rope_freq_scale_swa) or r.freq_scale, ext_factor=r.ext_factor,
-                     attn_factor=r.attn_factor, beta_fast=r.beta_fast, beta_slow=r.beta_slow, n_ctx_orig=r.n_ctx_orig,
-                     sections=hp.rope_sections, offset=offset)
+                     n_dims=hp.n_rot_swa if hp.is_swa(il) else hp.n_rot, mode=hp.rope_mode, freq_base=r.freq_base,
+                     freq_scale=r.freq_scale, ext_factor=r.ext_factor, attn_factor=r.attn_factor, beta_fast=r.beta_fast,
+                     beta_slow=r.beta_slow, n_ctx_orig=r.n_ctx_orig, sections=hp.rope_sections, offset=offset)
         return self.cb(y, x.name)
+
+    def _rope_swa(self) -> Rope:
+        """The rotation of window layers, which may have a base and scale of their own, or none of the scaling."""
+        hp, r = self.hp, self.cp.rope
+        r = replace(r, freq_base=hp.rope_freq_base_swa or r.freq_base, freq_scale=hp.rope_freq_scale_swa or r.freq_scale)
+        return r if hp.rope_scaling_swa else replace(r, freq_scale=1.0, ext_factor=0.0, attn_factor=1.0)
 
     def _rope_factors(self, w: Group) -> Tensor | None:
         """llama3's factors; else LongRoPE's long or short ones by the context per sequence. Absent in most files."""
