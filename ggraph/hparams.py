@@ -15,6 +15,7 @@ import numpy as np
 from .errors import ModelError
 
 REQUIRED: Any = object()
+MULTI_AXIS = 8                      # the bit that ggml's rope modes with several positions per token share
 
 
 class Keys:
@@ -79,6 +80,7 @@ class HParams:
     # rope
     rope_mode: int | None = None                # ops.NORMAL, ops.NEOX, ...; None: no rotary positions
     rope_layers: tuple[bool, ...] = ()          # which layers have positions at all; (): all
+    k_norm_rotated: bool = False                # K is normed after its rotation
     n_rot: int = 0
     n_rot_swa: int = 0                          # of window layers
     rope_freq_base: float = 10000.0
@@ -157,6 +159,13 @@ class HParams:
 
     def has_rope(self, il: int) -> bool:
         return self.rope_layers[il] if self.rope_layers else self.rope_mode is not None
+
+    @property
+    def can_shift(self) -> bool:
+        """K in the cache can follow when its position moves: by rotation, or because it does not depend on it."""
+        if self.rope_mode is None:
+            return self.f_max_alibi_bias > 0
+        return not self.rope_mode & MULTI_AXIS and not self.k_norm_rotated
 
     @property
     def rope_offset(self) -> int:

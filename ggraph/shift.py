@@ -1,12 +1,12 @@
 """K-shift: after positions moved, cached K rows are rotated by the difference.
 
 In: a builder and a KV group. Out: a graph with one input, the shift of every cell; a shift of 0 leaves the row's value.
+Layers that do not rotate K have nothing to follow.
 """
 from __future__ import annotations
 
 from . import ops
 from .build import Builder
-from .errors import Error
 from .graph import Graph
 from .memory.cache import KVCache
 from .tensor import F32, I32, Tensor, leaf
@@ -14,11 +14,10 @@ from .tensor import F32, I32, Tensor, leaf
 
 def shift_graph(b: Builder, group: KVCache) -> tuple[Graph, Tensor]:
     """(graph, `k_shift` I32 [n_cells of all streams])"""
-    if b.hp.rope_mode is None:
-        raise Error(f"positions of architecture {b.hp.arch!r} cannot be moved: it does not rotate K")
     shift = leaf(I32, (group.store.size * group.store.n_stream,), "k_shift")
     for il, cache in group.k.items():
-        b.g.expand(ops.cpy(_rotated(b, group, il, shift), cache))
+        if b.hp.has_rope(il):
+            b.g.expand(ops.cpy(_rotated(b, group, il, shift), cache))
     return b.g, shift
 
 
@@ -29,6 +28,6 @@ def _rotated(b: Builder, group: KVCache, il: int, shift: Tensor) -> Tensor:
     if cache.type is not F32:
         x = ops.cast(x, F32)
     x = ops.hadamard(x, group.rot_k) if group.rot_k else x
-    x = b.rope(x, il, pos=shift)
+    x = b.rope(x, il, pos=shift, offset=b.hp.rope_offset)
     x = ops.hadamard(x, group.rot_k) if group.rot_k else x
     return ops.reshape(x, cache.ne)

@@ -137,7 +137,7 @@ class Attention(Core):
         return ops.permute(self.cb(x, "kqv", il), (0, 2, 1, 3))
 
     def _attn_mha(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, il: int, scale: float, sinks: Tensor | None) -> Tensor:
-        kq = self.cb(ops.mul_mat(k, self._rounded(q, k)), "kq", il)                             # [n_kv, n_tokens_stream, n_head, n_stream]
+        kq = self.cb(ops.mul_mat(k, self._rounded(q, k)), "kq", il)           # [n_kv, n_tokens_stream, n_head, n_stream]
         if cap := self.hp.f_attn_logit_softcapping:
             kq = self.cb(ops.scale(ops.tanh(ops.scale(kq, scale / cap)), cap), "kq_scaled", il)
             scale = 1.0

@@ -35,10 +35,19 @@ class LayerMemory(Memory):
         if recurrent:
             self.rs = StateCache(len(self.kv), RecurrentStore(cp.n_seq_max), recurrent, hp)
         self.groups: list[Group] = [*self.kv, *([self.rs] if self.rs else [])]
+        self.can_shift = hp.can_shift or not self.kv
         super().__init__([g.store for g in self.groups], cp.n_seq_max, cp.n_ubatch)
 
     def _add(self, layers: list[int], hp: HParams, cp: CParams, store: KVStore) -> None:
         self.kv.append(KVCache(len(self.kv), store, layers, hp, cp.type_k, cp.type_v))
+
+    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> bool:
+        """As in `Memory`; False also where K cannot follow its position."""
+        return self.can_shift and super().seq_add(seq, p0, p1, delta)
+
+    def seq_div(self, seq: int, p0: int, p1: int, d: int) -> bool:
+        """As `seq_add`."""
+        return self.can_shift and super().seq_div(seq, p0, p1, d)
 
     def kv_of(self, il: int) -> int:
         """The number of the KV group of layer il."""
