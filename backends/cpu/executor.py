@@ -65,10 +65,11 @@ def _walk(p, ith, nth):
             atomic.run(simd.word(row, 0), simd.word(row, 1), 0, 1)
         if atomic.load(_at(p, C.ERROR)) != 0 and atomic.load(_at(p, C.ERROR_STEP)) < 0:
             atomic.store(_at(p, C.ERROR_STEP), i)
-        if (flags & NO_BARRIER == 0 or i + 1 == last) and _barrier(p, i, nth) != 0:
-            break
+        stop = _barrier(p, i, nth) if flags & NO_BARRIER == 0 or i + 1 == last else 0
         if times != 0 and ith == 0:
             simd.put_i64(times + 8 * i, atomic.ticks())
+        if stop != 0:
+            break
 
 
 @inline

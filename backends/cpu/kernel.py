@@ -5,8 +5,8 @@ Comes in: functions written with `simd`. Goes out: Kernel objects whose `.addres
 Must not know: plans, threads, tensors.
 
 Numba only translates to LLVM IR; target, optimisation, object code and loading are ours. So a kernel that is in the
-cache needs no Numba at all, and `simd` (which is Numba) is a module that loads on first use. Kernels cannot raise:
-nothing of Python is linked in, and they report failures with `simd.fail(code)`.
+cache needs no Numba at all, and `simd` (which is Numba) is a module that loads on first use. Nothing of Python is
+linked into a kernel: it reports failures with `simd.fail(code)`, and an exception in it counts as code -1.
 
     @kernel                               @template                         @inline
     def scale(p, ith, nth):               def unary(op):                    def rows(p, i): ...
@@ -161,7 +161,7 @@ def _module(name: str, body: Body, machine: llvm.TargetMachine) -> llvm.ModuleRe
     builder.getModulePassManager().run(module, builder)
     foreign = [f.name for f in module.functions
                if f.is_declaration and f.name.startswith(("Py", "_Py", "numba_", "NRT_"))]
-    assert not foreign, f"kernel {name} may raise or allocate ({', '.join(foreign)})"
+    assert not foreign, f"kernel {name} calls Python ({', '.join(foreign)})"
     module.verify()
     return module
 
@@ -175,13 +175,19 @@ def _parse(text: str, machine: llvm.TargetMachine) -> llvm.ModuleRef:
     return module
 
 
-# Numba's calling convention: status <- (return value*, exception*, arguments...).
+# Numba's calling convention: status <- (return value*, exception*, arguments...); 0 and -2 (None) are success.
 _ENTRY = """
+@ggraph_error = external global i64
 declare i32 @"{entry}"(ptr, ptr, i64, i64, i64)
 define void @"{name}"(i64 %p, i64 %ith, i64 %nth) {{
   %value = alloca ptr
   %exception = alloca ptr
   %status = call i32 @"{entry}"(ptr %value, ptr %exception, i64 %p, i64 %ith, i64 %nth)
+  switch i32 %status, label %raised [ i32 0, label %done  i32 -2, label %done ]
+raised:
+  %was = cmpxchg ptr @ggraph_error, i64 0, i64 -1 seq_cst seq_cst
+  br label %done
+done:
   ret void
 }}
 """

@@ -33,7 +33,7 @@ _native = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
 
 class KernelError(BackendError):
-    """A kernel reported `code` in step `step` of the plan."""
+    """A kernel reported `code` in step `step` of the plan; -1 is an exception."""
 
     def __init__(self, code: int, step: int):
         super().__init__(f"a kernel reported error {code} in step {step}")

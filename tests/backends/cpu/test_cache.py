@@ -1,0 +1,86 @@
+"""The compile cache: a second process compiles nothing; damage and unwritable folders cost time, never answers."""
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ggraph import dtypes
+from ggraph.backends.cpu import cache, kernel, matmul, targets
+
+SCRIPT = """
+import sys
+from ggraph import dtypes
+from ggraph.backends.cpu import executor, kernel, matmul, matmul_id
+seen = []
+kernels = [matmul_id.group_kernel, matmul.matmul_kernel(dtypes.F32), executor.execute, executor.work]
+print(kernel.compile_all(kernels, lambda done, total: seen.append((done, total))), seen, 'numba' in sys.modules)
+"""
+
+
+def _start(folder: Path, **env: str) -> tuple[str, str]:
+    """(what the script prints, its standard error) in a fresh process."""
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env={**os.environ, "GGRAPH_CACHE": str(folder), **env},
+                          capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
+    return done.stdout.strip(), done.stderr
+
+
+def _files(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_second_process_compiles_nothing_and_needs_no_numba(tmp_path: Path) -> None:
+    first, _ = _start(tmp_path)
+    files = _files(tmp_path)
+    assert first == "4 [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)] True"
+    assert len(files) == 4 and {path.suffix for path in files} == {".o"}
+    second, _ = _start(tmp_path)
+    assert second == "0 [] False"
+    assert _files(tmp_path) == files
+
+
+def test_a_damaged_file_is_compiled_again(tmp_path: Path) -> None:
+    _start(tmp_path)
+    damaged, cut, *_ = sorted(_files(tmp_path))
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    cut.write_bytes(cut.read_bytes()[:100])
+    assert _start(tmp_path)[0].startswith("2 ")
+    assert _start(tmp_path)[0].startswith("0 ")
+
+
+def test_a_folder_that_cannot_be_written_is_replaced_and_named(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    out, err = _start(blocked)
+    assert out.startswith("4 ")
+    assert str(blocked) in err and "GGRAPH_CACHE" in err and err.count("\n") == 1
+    assert _files(tmp_path) == {blocked: blocked.stat().st_mtime_ns}
+
+
+def test_every_target_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GGRAPH_CACHE", str(tmp_path))
+    assert len({cache.folder(target) for target in targets.LEAST.values()}) == len(targets.LEAST)
+
+
+def test_a_change_of_a_source_is_a_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GGRAPH_CACHE", str(tmp_path))
+    before = cache.folder(targets.current())
+    monkeypatch.setattr(cache, "_sources", lambda: b"other")
+    cache._folder.cache_clear()
+    assert cache.folder(targets.current()) != before
+    cache._folder.cache_clear()
+
+
+def test_kernels_of_one_template_are_made_once() -> None:
+    assert matmul.matmul_kernel(dtypes.Q4_0) is matmul.matmul_kernel(dtypes.Q4_0)
+    assert matmul.matmul_kernel(dtypes.Q4_0).name != matmul.matmul_kernel(dtypes.Q4_1).name
+
+
+def test_a_kernel_that_calls_python_is_refused() -> None:
+    def prints(p, ith, nth):                                                    # type: ignore[no-untyped-def]
+        print(p)
+    with pytest.raises(AssertionError, match="calls Python"):
+        kernel.Kernel("prints", lambda: prints).assembly(targets.current())
