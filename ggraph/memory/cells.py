@@ -48,7 +48,7 @@ class Cells:
     # finding and filling
 
     def find(self, n: int) -> Array | None:
-        """n cells for new tokens: free ones, side by side if possible, else also those longest out of sight.
+        """n cells for new tokens, ascending: free ones, side by side if possible, else also those longest out of sight.
 
         None if there are too few. Changes nothing.
         """
@@ -58,7 +58,7 @@ class Cells:
         if self.size - self.n_used < n:
             unseen = self.unseen()[:n - (self.size - self.n_used)]
             cells = np.concatenate([self._free(), unseen])
-            return cells if len(cells) == n else None
+            return np.sort(cells) if len(cells) == n else None
         return _side_by_side(self._free(), n, head)
 
     def n_room(self) -> int:
@@ -83,7 +83,7 @@ class Cells:
         return _where(self.pos < 0)
 
     def place(self, cells: Array, pos: Array, seqs: Sequence[int]) -> None:
-        """Give free cells to tokens of one sequence set, positions ascending."""
+        """Give free cells, ascending, to tokens of one sequence set, positions ascending."""
         self.pos[cells] = pos
         self.n_used += len(cells)
         self.used_max = max(self.used_max, int(cells.max()) + 1)
@@ -218,7 +218,7 @@ def _side_by_side(free: Array, n: int, head: int) -> Array:
     runs = np.flatnonzero(free[n - 1:] - free[:len(free) - n + 1] == n - 1)
     at = int(free.searchsorted(np.int32(head)))
     if not len(runs):
-        return np.roll(free, -at)[:n]
+        return np.sort(np.roll(free, -at)[:n])
     start = int(runs[np.searchsorted(runs, at) % len(runs)])
     return free[start:start + n]
 

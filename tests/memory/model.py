@@ -72,12 +72,12 @@ class Twin:
                     rows[stream][cell] = (rot + int(shift[stream, cell]), tag)
 
     def content(self, g: int, seq: int) -> list[Held]:
-        """(position, tag) of a sequence's cells as stored, after checking that K is rotated to the position."""
+        """(position, tag) of a sequence's cells; K must be rotated to the position unless that is pending."""
         store = kv_stores(self.memory)[g]
         line = store._of(seq).line(seq)
-        stored = [self.rows[g][store.stream(seq)][c] for c in line.cells.tolist()]
-        assert [rot for rot, _ in stored] == line.pos.tolist()
-        return stored
+        tags = [self.rows[g][store.stream(seq)][c] for c in line.cells.tolist()]
+        assert store.has_shift or store.has_copies or [rot for rot, _ in tags] == line.pos.tolist()
+        return [(p, tag) for p, (_, tag) in zip(line.pos.tolist(), tags)]
 
     def check(self) -> None:
         """Every store holds what the model holds, but for what no later token sees."""

@@ -37,10 +37,12 @@ def test_free_cells_are_taken_in_turn_then_side_by_side_then_anywhere() -> None:
     assert c.head == 1 and found(c, 3) == [1, 2, 3]
     put(c, ints(2), 7, 0)                               # free: 1 3 8 9
     assert found(c, 2) == [8, 9]
-    assert found(c, 3) == [3, 8, 9]                     # no run: from head 3 on
+    assert found(c, 3) == [3, 8, 9]                     # no run of three: from head 3 on
     c.head = 9
     assert found(c, 2) == [8, 9]                        # the only run
     assert found(c, 3) == [1, 3, 8] and found(c, 4) == [1, 3, 8, 9]
+    c.head = 4
+    assert found(c, 3) == [1, 8, 9]                     # from head on and round, in order
     assert found(c, 5) is None and c.n_room() == 4
 
 
@@ -69,8 +71,10 @@ def test_the_longest_out_of_sight_go_first() -> None:
     put(c, ints(10, 11, 12), 0, 1)
     assert c.unseen().tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 10]
     assert found(c, 2) == [0, 1] and c.n_room() == 9
+    c.remove(0, 4, 5)
+    assert found(c, 3) == [0, 1, 4]
     c.evict(ints(3))        # and all before it
-    assert (c.line(0).first, c.line(0).lost, c.n_used) == (4, ((0, 4),), 9)
+    assert (c.line(0).first, c.line(0).lost, c.n_used) == (5, ((0, 4),), 8)
 
 
 @settings(max_examples=200, deadline=None)

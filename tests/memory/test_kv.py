@@ -44,11 +44,13 @@ def memories(streams: bool, window: int, kind: str, n_ubatch: int, size: int) ->
 
 
 def run(twin: Twin, program: list[Any]) -> None:
+    """Sequence operations pile up shifts and copies, which the next decode, save or load lets K and V follow."""
     saved: list[Any] = []
     for name, *args in program:
         if name == "decode":
-            twin.follow()
+            twin.check()
             twin.decode(*args)
+            twin.check()
         elif name == "save":
             saved.append((args[0], twin.save(args[0])))
         elif name == "load" and saved:
@@ -62,7 +64,9 @@ def run(twin: Twin, program: list[Any]) -> None:
             twin.seq_keep(*args)
         elif name.startswith("seq_"):
             twin.op(name, *args)
-        twin.check()
+        for store in kv_stores(twin.memory):
+            check_cells(store)
+    twin.check()
 
 
 @settings(max_examples=150, deadline=None)
@@ -175,13 +179,14 @@ def test_only_cells_out_of_every_sight_are_given_away() -> None:
     twin.check()
 
 
-@pytest.mark.parametrize("kind,window", [("standard", 1), ("chunked", 4)])
-def test_position_survives_where_a_window_sees_nothing_of_the_past(kind: str, window: int) -> None:
-    twin = one(8, window, kind, n_seq=2, n_ubatch=4)
-    assert twin.decode([(0,)] * 8)
-    assert twin.decode([(1,)] * 20)
+@pytest.mark.parametrize("kind,window,size,n", [("standard", 1, 5, 3), ("chunked", 4, 8, 6), ("symmetric", 1, 5, 3)])
+def test_position_survives_where_a_window_sees_nothing_of_the_past(kind: str, window: int, size: int, n: int) -> None:
+    """The store is full for n + 1 tokens: it would have to give away a sequence's last cell."""
+    twin = one(size, window, kind, n_seq=2)
+    assert twin.decode([(0,)] * (size - 4)) and twin.decode([(1,)] * 4)
+    assert not twin.decode([(1,)] * (n + 1)) and twin.decode([(1,)] * n)
     twin.check()
-    assert twin.memory.seq_pos_max(0) == 7 and twin.decode([(0,)])
+    assert twin.memory.seq_pos_max(0) == size - 5 and twin.decode([(0,)])
 
 
 def test_rollback_leaves_everything_as_before() -> None:
@@ -275,6 +280,24 @@ def test_streams_are_ranges_and_copies_are_whole() -> None:
     assert twin.decode([(1,)])
     assert not twin.op("seq_cp", 0, 1, 0, 2)            # would take position 2 of sequence 1 away
     assert twin.op("seq_rm", 1, -1, -1) and twin.op("seq_cp", 0, 1, -1, -1)
+    twin.check()
+
+
+def test_a_copy_of_a_stream_takes_its_pending_shift_along() -> None:
+    twin = one(16, n_seq=2, n_stream=2)
+    assert twin.decode([(0,)] * 6)
+    assert twin.op("seq_rm", 0, 0, 2) and twin.op("seq_add", 0, 2, -1, -2) and twin.op("seq_cp", 0, 1, 1, -1)
+    assert twin.op("seq_add", 0, 0, -1, 1)
+    twin.check()
+    assert twin.decode([(0,), (1,)])
+
+
+def test_a_copy_of_a_stream_does_not_replace_what_a_window_gave_away() -> None:
+    twin = one(8, 4, "standard", n_seq=2, n_stream=2, n_ubatch=4)
+    assert twin.decode([(0,), (1,)] * 20)
+    first = twin.memory.seq_pos_min(1)
+    assert first > 0 and not twin.op("seq_cp", 0, 1, first, -1)
+    assert twin.op("seq_cp", 0, 1, -1, -1)
     twin.check()
 
 
