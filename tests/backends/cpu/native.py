@@ -51,9 +51,10 @@ def random_rows(dtype: DType, n_rows: int, k: int, seed: int = 0) -> Array:
         return quants.pack(rng.standard_normal((n_rows, k)).astype(np.float32), dtype)
     raw = rng.integers(0, 256, (n_rows, dtype.row_bytes(k)), np.uint8)
     blocks = raw.reshape(-1, dtype.nbytes).view(quants.QUANTS[dtype].layout)[:, 0]
-    for name in {"d", "dmin"} & set(blocks.dtype.names):
+    fields = set(blocks.dtype.names or ())
+    for name in sorted({"d", "dmin"} & fields):
         blocks[name] = rng.standard_normal(blocks.shape) * 0.01
-    if "e" in blocks.dtype.names:
+    if "e" in fields:
         blocks["e"] = rng.integers(110, 130, blocks.shape)
     return raw
 
