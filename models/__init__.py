@@ -3,6 +3,7 @@
 # GGUF name -> module, where two architectures differ in nothing but their keys and values or a name is no module name.
 ALIASES: dict[str, str] = {
     "internlm2": "llama",
+    "mistral4": "deepseek2",
     "starcoder": "gpt2",
     "xverse": "llama",
 }

@@ -51,6 +51,14 @@ class Attention(Core):
             return ops.reshape(self.norm(flat, p, name, il), x.ne)
         return self.norm(x, p, name, il)
 
+    def gate_attn(self, x: Tensor, gate: Tensor, il: int) -> Tensor:
+        """The heads' results [head * n_head, n_tokens] times a gate of each element, or of each head [n_head, n_tokens]."""
+        n, (n_gate, n_tokens) = x.ne[0] // gate.ne[0], gate.ne[:2]
+        if n > 1:
+            y = ops.mul(ops.reshape(x, (n, n_gate, n_tokens)), ops.reshape(gate, (1, n_gate, n_tokens)))
+            return self.cb(ops.reshape(y, x.ne), "attn_gated", il)
+        return self.cb(ops.mul(x, gate), "attn_gated", il)
+
     def attn_temperature(self, q: Tensor, il: int) -> Tensor:
         """Queries scaled by Llama 4's temperature, which grows with the position."""
         if not self.hp.f_attn_temp_scale:

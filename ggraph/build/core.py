@@ -104,8 +104,8 @@ class Core:
             y = ops.add(y, p.bias)
         return self.cb(y, name, il) if name else y
 
-    def rms_norm(self, x: Tensor, p: Param | None, name: str = "norm", il: int = -1) -> Tensor:
-        return self._affine(ops.rms_norm(x, self.hp.f_norm_rms_eps), p, name, il)
+    def rms_norm(self, x: Tensor, p: Param | None, name: str = "norm", il: int = -1, eps: float = 0.0) -> Tensor:
+        return self._affine(ops.rms_norm(x, eps or self.hp.f_norm_rms_eps), p, name, il)
 
     def layer_norm(self, x: Tensor, p: Param | None, name: str = "norm", il: int = -1) -> Tensor:
         return self._affine(ops.norm(x, self.hp.f_norm_eps), p, name, il)
