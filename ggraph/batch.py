@@ -5,9 +5,9 @@ the splitters cut that into pieces of at most `n_ubatch` rows. It knows neither 
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import count, groupby, takewhile
 from operator import index
 from typing import Any
 
@@ -39,7 +39,7 @@ class Batch:
     def __len__(self) -> int:
         return len(self._seqs)
 
-    def add(self, token: int, pos: int | tuple[int, int, int, int] | None, seq_id: int | Sequence[int],
+    def add(self, token: int, pos: int | tuple[int, int, int, int] | None, seq_id: int | Iterable[int],
             output: bool = False) -> None:
         """One token of one sequence, or of several that share it. `pos` None: the next one of its sequence."""
         if self._embd:
@@ -48,7 +48,7 @@ class Batch:
         self._token.append(index(token))
         self._append(*row, output)
 
-    def add_embd(self, vector: npt.ArrayLike, pos: int | tuple[int, int, int, int] | None, seq_id: int | Sequence[int],
+    def add_embd(self, vector: npt.ArrayLike, pos: int | tuple[int, int, int, int] | None, seq_id: int | Iterable[int],
                  output: bool = False) -> None:
         """Like `add`, with a vector float32 [n_embd] in place of the token."""
         if self._token:
@@ -62,14 +62,15 @@ class Batch:
         self._append(*row, output)
 
     def _row(self, pos: Any, seq_id: Any) -> tuple[int | tuple[int, ...] | None, Seqs]:
-        seqs = tuple(sorted({index(s) for s in seq_id})) if isinstance(seq_id, Sequence) else (index(seq_id),)
+        seqs = tuple(sorted({index(s) for s in seq_id})) if isinstance(seq_id, Iterable) else (index(seq_id),)
         if not seqs:
             raise BatchError(f"token {len(self)} belongs to no sequence")
-        if pos is None or not isinstance(pos, Sequence):
+        if not isinstance(pos, Iterable):
             return None if pos is None else index(pos), seqs
-        if len(pos) != N_AXES:
-            raise BatchError(f"token {len(self)} has {len(pos)} positions; give one, or {N_AXES} to a multi-axis model")
-        return tuple(index(p) for p in pos), seqs
+        axes = tuple(index(p) for p in pos)
+        if len(axes) != N_AXES:
+            raise BatchError(f"token {len(self)} has {len(axes)} positions; give one, or {N_AXES} to a multi-axis model")
+        return axes, seqs
 
     def _append(self, pos: int | tuple[int, ...] | None, seqs: Seqs, output: bool) -> None:
         self._pos.append(pos)
@@ -179,14 +180,14 @@ def _check_content(batch: Batch, n_vocab: int, n_embd: int | None) -> None:
 
 
 def _check_sequences(seq_ids: Sequence[Seqs], n_seq_max: int, n_ctx: int) -> None:
-    count = [0] * n_seq_max
+    n_rows = [0] * n_seq_max
     for i, seqs in enumerate(seq_ids):
         for s in seqs:
             if not 0 <= s < n_seq_max:
                 raise BatchError(f"token {i} is of sequence {s}; this context has 0 to {n_seq_max - 1} (n_seq_max)")
-            count[s] += 1
-            if count[s] > n_ctx:
-                raise BatchError(f"token {i} is number {count[s]} of sequence {s} in this batch; n_ctx is {n_ctx}")
+            n_rows[s] += 1
+            if n_rows[s] > n_ctx:
+                raise BatchError(f"token {i} is number {n_rows[s]} of sequence {s} in this batch; n_ctx is {n_ctx}")
 
 
 def _check_sharing(seq_ids: Sequence[Seqs], same: Callable[[int, int], bool] | None) -> None:
@@ -298,4 +299,4 @@ def _consecutive(todo: dict[Seqs, list[int]]) -> list[Seqs]:
     if shared := next((s for s in todo if len(s) > 1), None):
         raise BatchError(f"sequences {shared} share a token, but each has a stream of its own; use kv_unified=True")
     first = min(todo)[0]
-    return [(s,) for s in range(first, first + len(todo)) if all((t,) in todo for t in range(first, s + 1))]
+    return list(takewhile(todo.__contains__, ((s,) for s in count(first))))

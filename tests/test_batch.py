@@ -33,7 +33,7 @@ def test_rows_become_arrays() -> None:
     batch = Batch()
     assert len(batch) == 0
     batch.add(5, None, 0)
-    batch.add(np.int32(6), 7, [2, 1, 2], output=True)
+    batch.add(np.int32(6), 7, np.array([2, 1, 2]), output=True)
     assert len(batch) == 2 and batch.embd is None
     assert batch.token is not None and batch.token.tolist() == [5, 6] and batch.token.dtype == np.int32
     assert batch.pos.tolist() == [[-1, 7]] and batch.pos.dtype == np.int32

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ..batch import Ubatch
 from .cells import Cells, visible
-from .line import END, Array, Move, Window
+from .line import END, Array, Line, Move, Window
 from .state import State, restored, save
 
 N_PAD = 256             # n_kv is padded to this, so that the graph's sizes change rarely
@@ -58,6 +58,10 @@ class KVStore:
     def stream(self, seq: int) -> int:
         """Where the cells of a sequence are."""
         return seq // self.cells[0].n_seq
+
+    def line(self, seq: int) -> Line:
+        """A sequence's cells in the order (position, cell)."""
+        return self._of(seq).line(seq)
 
     def _of(self, seq: int) -> Cells:
         return self.cells[self.stream(seq)]
@@ -145,7 +149,7 @@ class KVStore:
         lo, hi = _range(p0, p1)
         if self.stream(src) == self.stream(dst):
             return src == dst or self._of(src).can_share(src, dst, lo, hi)
-        rest, part = self._of(dst).line(dst).without(lo, hi), self._of(src).line(src).part(lo, hi)
+        rest, part = self.line(dst).without(lo, hi), self.line(src).part(lo, hi)
         return len(rest) == 0 and not rest.lost and part.complete(self._of(src).window)
 
     def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> bool:
@@ -191,16 +195,16 @@ class KVStore:
 
     def seq_pos_min(self, seq: int) -> int:
         """The first position that is still here, -1 for none."""
-        return self._of(seq).line(seq).first
+        return self.line(seq).first
 
     def seq_pos_max(self, seq: int) -> int:
         """The last position, -1 for none."""
-        return self._of(seq).line(seq).last
+        return self.line(seq).last
 
     def seq_same(self, a: int, b: int) -> bool:
         """Both own exactly the same cells."""
-        x, y = self._of(a).order(a), self._of(b).order(b)
-        return np.array_equal(x, y) and (self.stream(a) == self.stream(b) or not len(x))
+        x, y = self.line(a), self.line(b)
+        return np.array_equal(x.cells, y.cells) and (self.stream(a) == self.stream(b) or not len(x))
 
     def clear(self) -> None:
         """Forget everything, and what was still to be shifted or copied."""
@@ -265,7 +269,7 @@ class KVStore:
 
     def n_listed(self, ubatch: Ubatch) -> int:
         """How many cells `ordered` lists."""
-        return sum(len(self._of(seq).line(seq)) for seq in set(ubatch.seq.tolist()))
+        return sum(len(self.line(seq)) for seq in set(ubatch.seq.tolist()))
 
     def mask(self, ubatch: Ubatch, slots: Slots, causal: bool = True) -> npt.NDArray[np.bool_]:
         """bool [n_stream_used, n_tokens / n_stream_used, n_kv]: who sees what."""
@@ -276,24 +280,25 @@ class KVStore:
 
 
 def ordered(store: KVStore, ubatch: Ubatch, slots: Slots, causal: bool) -> tuple[Array, Array]:
-    """The mask as lists: cells int32 [total] (stream * size + cell), sequence after sequence, each by (position, cell);
-    and spans int32 [4, n_tokens]: start of the token's sequence in `cells`; first and one past the last that it sees,
-    counted from there; position of the sequence's first entry, so that chunks can be cut at fixed positions."""
+    """The mask as lists: int32 [total] rows (stream * size + cell) of one sequence after the other, each by (position, cell);
+    and spans int32 [4, n_tokens]: where a token's sequence starts in them; from there, the first that it sees and the one
+    after the last; the position of its sequence's first row, so that chunks can be cut at fixed positions."""
     window = Window(store.window, store.swa_type)
-    cells: list[Array] = []
     spans = np.empty((4, ubatch.n_tokens), np.int32)
+    starts: dict[int, int] = {}
+    cells: list[Array] = []
     total = 0
-    for seq in dict.fromkeys(ubatch.seq.tolist()):
-        stream = store.stream(seq)
-        line = store.cells[stream].line(seq)
-        rows = np.flatnonzero(ubatch.seq == seq)
-        pos = ubatch.pos[0, rows]
-        spans[0, rows] = total
+    for seqs, rows in ubatch.sets():
+        seq, pos = seqs[0], ubatch.pos[0, rows]
+        line = store.line(seq)
+        if seq not in starts:
+            starts[seq] = total
+            cells.append(line.cells + store.stream(seq) * store.size)
+            total += len(line)
+        spans[0, rows] = starts[seq]
         spans[1, rows] = line.pos.searchsorted(window.first(pos))
         spans[2, rows] = line.pos.searchsorted(window.last(pos, causal), "right")
         spans[3, rows] = line.first
-        cells.append(line.cells + stream * store.size)
-        total += len(line)
     return np.concatenate(cells), spans
 
 
