@@ -161,7 +161,7 @@ def _element_kinds(src: DType, dst: DType) -> tuple[str, str] | None:
 
 
 def as_rows(emit: Emit, x: Tensor, purpose: str) -> tuple[Field, ...] | None:
-    """Nine words of x as F32 rows: x itself, or a copy in scratch memory for `purpose`; None where it cannot be read."""
+    """Nine words of x as F32 rows: x itself, or a copy in scratch memory for `purpose`; None if it cannot be read."""
     if f32_rows(x):
         return (x,)
     place, _ = emit.scratch(("rows", purpose), int(x.numel) * 4)

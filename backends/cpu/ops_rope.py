@@ -95,7 +95,8 @@ def _turn_halves():
     def f(x, y, c, s, n):
         half, n = 2 * n, n >> 1                     # bytes, pairs
         for j in range(0, 64 * (n >> 4), 64):
-            a, b, cos, sin = simd.load_f32(x + j), simd.load_f32(x + half + j), simd.load_f32(c + j), simd.load_f32(s + j)
+            a, b = simd.load_f32(x + j), simd.load_f32(x + half + j)
+            cos, sin = simd.load_f32(c + j), simd.load_f32(s + j)
             simd.store_f32(y + j, a * cos - b * sin)
             simd.store_f32(y + half + j, a * sin + b * cos)
         j, m = 64 * (n >> 4), n & 15
@@ -147,8 +148,8 @@ def rope(emit: Emit, node: Tensor) -> bool:
 def _emit_table(emit: Emit, q: dict[str, Any], pos: Tensor, factors: Tensor | None, n_tokens: int, n_pairs: int,
                 adjacent: int) -> Scratch:
     """Where the sines and cosines will be; computed unless an earlier node has asked for the same."""
-    content = tuple(v for k, v in sorted(q.items()) if k != "offset")
-    place, ready = emit.scratch(("rope", pos, factors, adjacent, content), int(n_tokens) * n_pairs * (16 if adjacent else 8), True)
+    angles = pos, factors, adjacent, *(v for k, v in sorted(q.items()) if k != "offset")
+    place, ready = emit.scratch(("rope", angles), int(n_tokens) * n_pairs * (16 if adjacent else 8), True)
     if not ready:
         step = float(np.power(_f32(q["freq_base"]), _f32(-2 / q["n_dims"])))
         pairs = _pairs(q["mode"], q["sections"], n_pairs, _yarn(q) if q["ext_factor"] else None)

@@ -4,6 +4,8 @@ Comes in: nodes of these ops. Goes out: steps. A row is summed by one thread, in
 """
 from __future__ import annotations
 
+import numpy as np
+
 from ggraph.tensor import Tensor
 
 from .kernel import inline, simd, template
@@ -12,6 +14,8 @@ from .lower import Emit, lowers
 from .ops_move import over_rows
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
+
+_ZERO = np.float32(0)
 
 
 @inline
@@ -146,7 +150,7 @@ def _cumsum():
         for r in range(first, last):
             i1, i2, i3 = unravel(p, 0, r)
             x, y = row(p, 1, i1, i2, i3), row(p, 0, i1, i2, i3)
-            total = simd.get_f32(x) * 0
+            total = _ZERO
             for j in range(0, 4 * ne(p, 0, 0), 4):
                 total += simd.get_f32(x + j)
                 simd.put_f32(y + j, total)

@@ -79,7 +79,8 @@ def _q2_k(src, dst):
 def _q3_k(src, dst):
     d = simd.get_f16(src + 108)
     for g in range(16):
-        s = simd.get_u8(src + 96 + (g & 7)) >> (g >> 3) * 4 & 15 | (simd.get_u8(src + 104 + (g & 3)) >> (g >> 2) * 2 & 3) << 4
+        s = simd.get_u8(src + 96 + (g & 7)) >> (g >> 3) * 4 & 15
+        s = s | (simd.get_u8(src + 104 + (g & 3)) >> (g >> 2) * 2 & 3) << 4
         high = simd.load_u8(src + (g & 1) * 16) >> (g >> 1) & 1
         q = simd.to_f32((_pair(src + 32, g) | high << 2) - 4)
         simd.store_f32(dst + 64 * g, q * (d * _f32(s - 32)))
