@@ -52,10 +52,11 @@ simd, vmath, atomic, tile = map(_lazy, ("simd", "vmath", "atomic", "tile"))
 
 
 class Kernel:
-    """Native code, made on first use. `name` is unique in this backend and names the cached object."""
+    """Native code, made on first use. `name` is unique and names the cached object; `module` is the one whose imports
+    hold all that the code is made of."""
 
-    def __init__(self, name: str, build: Callable[[], Body]):
-        self.name, self._build = name, build
+    def __init__(self, name: str, build: Callable[[], Body], module: str):
+        self.name, self._build, self._module = name, build, module
         self._addresses: dict[Target, int] = {}
 
     @property
@@ -71,7 +72,7 @@ class Kernel:
     def cached(self) -> bool:
         """Whether `address` needs no compiling."""
         target = targets.current()
-        return target in self._addresses or cache.load(self.name, target) is not None
+        return target in self._addresses or cache.load(cache.file(self.name, self._module, target)) is not None
 
     def assembly(self, target: Target) -> str:
         """The code for any target, also one that cannot run here."""
@@ -80,11 +81,12 @@ class Kernel:
             return str(machine.emit_assembly(_module(self.name, self._build(), machine)))
 
     def _object(self, target: Target) -> bytes:
-        code = cache.load(self.name, target)
+        file = cache.file(self.name, self._module, target)
+        code = cache.load(file)
         if code is None:
             machine = targets.machine(target)
             code = machine.emit_object(_module(self.name, self._build(), machine))
-            cache.store(self.name, target, code)
+            cache.store(file, code)
         return code
 
     def __repr__(self) -> str:
@@ -93,7 +95,7 @@ class Kernel:
 
 def kernel(fn: Body) -> Kernel:
     """Decorator: the function as a Kernel named after its module and itself."""
-    return Kernel(f"{fn.__module__.rpartition('.')[2]}.{fn.__qualname__}", lambda: fn)
+    return Kernel(f"{fn.__module__.rpartition('.')[2]}.{fn.__qualname__}", lambda: fn, fn.__module__)
 
 
 def template(build: Callable[..., Body]) -> Callable[..., Kernel]:
@@ -102,7 +104,7 @@ def template(build: Callable[..., Body]) -> Callable[..., Kernel]:
 
     @functools.cache
     def make(*args: Any) -> Kernel:
-        return Kernel("-".join([prefix, *map(str, args)]), lambda: build(*args))
+        return Kernel("-".join([prefix, *map(str, args)]), lambda: build(*args), build.__module__)
     return make
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ggraph import dtypes
-from ggraph.backends.cpu import cache, kernel, matmul, targets
+from ggraph.backends.cpu import cache, executor, kernel, matmul, targets
 
 SCRIPT = """
 import sys
@@ -62,16 +62,27 @@ def test_a_folder_that_cannot_be_written_is_replaced_and_named(tmp_path: Path) -
 
 def test_every_target_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GGRAPH_CACHE", str(tmp_path))
-    assert len({cache.folder(target) for target in targets.LEAST.values()}) == len(targets.LEAST)
+    files = {cache.file("k", matmul.__name__, target) for target in targets.LEAST.values()}
+    assert len({file.parent for file in files}) == len(targets.LEAST)
 
 
-def test_a_change_of_a_source_is_a_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GGRAPH_CACHE", str(tmp_path))
-    before = cache.folder(targets.current())
-    monkeypatch.setattr(cache, "_sources", lambda: b"other")
-    cache._folder.cache_clear()
-    assert cache.folder(targets.current()) != before
-    cache._folder.cache_clear()
+def test_a_kernel_is_made_of_its_module_and_all_that_this_imports() -> None:
+    names = {name.removeprefix("ggraph.").removeprefix("backends.cpu.") for name in cache.sources(matmul.__name__)}
+    assert {"matmul", "formats", "format_k", "repack", "dtypes", "simd", "vector", "targets", "control"} <= names
+    assert not {"pool", "executor", "lower"} & names
+    assert executor.__name__ in cache.sources(executor.__name__) - cache.sources(matmul.__name__)
+
+
+def test_a_change_of_a_source_renames_the_kernels_made_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def names() -> list[str]:
+        cache._key.cache_clear()
+        return [cache.file("k", m.__name__, targets.current()).name for m in (matmul, executor)]
+    before, source = names(), cache._source
+    monkeypatch.setattr(cache, "_source", lambda m: source(m) + (b"#" if m.endswith(".format_k") else b""))
+    changed = names()
+    assert changed[0] != before[0] and changed[1] == before[1]
+    monkeypatch.undo()
+    assert names() == before
 
 
 def test_kernels_of_one_template_are_made_once() -> None:
@@ -83,4 +94,4 @@ def test_a_kernel_that_calls_python_is_refused() -> None:
     def prints(p, ith, nth):                                                    # type: ignore[no-untyped-def]
         print(p)
     with pytest.raises(AssertionError, match="calls Python"):
-        kernel.Kernel("prints", lambda: prints).assembly(targets.current())
+        kernel.Kernel("prints", lambda: prints, __name__).assembly(targets.current())
