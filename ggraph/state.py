@@ -9,6 +9,7 @@ import json
 import os
 import tempfile
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ VERSION = 1
 
 
 def _header(memory: LayerMemory, seq: int | None) -> dict[str, Any]:
-    return {"version": VERSION, "whole": seq is None,
+    return {"version": VERSION, "arch": memory.arch, "whole": seq is None,
             "tensors": [[t.name, t.type.name, int(t.ne[0])] for t in memory.tensors()]}
 
 
@@ -43,10 +44,10 @@ def save(memory: LayerMemory, host: Backend, path: Path, seq: int | None) -> Non
 
 def load(memory: LayerMemory, host: Backend, path: Path, seq: int | None) -> None:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb") as f, np.load(f, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         header = json.loads(arrays.pop("header").tobytes())
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as e:
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as e:
         raise Error(f"{path} is no saved state: {e}") from e
     want = _header(memory, seq)
     for name in want:
@@ -58,14 +59,14 @@ def load(memory: LayerMemory, host: Backend, path: Path, seq: int | None) -> Non
     rows = memory.restore(states, seq)
     if rows is None:
         raise ContextFull(f"{path} holds more tokens than this Context has free cells; nothing was loaded")
-    for i, (group, to) in enumerate(zip(memory.kv, rows)):
+    for i, (group, to) in enumerate(zip(memory.groups, rows)):
         kept = to >= 0
         for t in group.tensors():
             group.write_rows(host, t, to[kept], arrays[f"{i}.{t.name}"][kept])
 
 
 def _check_rows(memory: LayerMemory, path: Path, arrays: dict[str, np.ndarray], states: list[dict[str, np.ndarray]]) -> None:
-    for i, (group, state) in enumerate(zip(memory.kv, states)):
+    for i, (group, state) in enumerate(zip(memory.groups, states)):
         for t in group.tensors():
             data = arrays.get(f"{i}.{t.name}")
             if "cell" not in state or data is None or data.dtype != np.uint8 or data.shape != (len(state["cell"]), t.nb[1]):

@@ -21,6 +21,7 @@ class LayerMemory(Memory):
     """`groups[i]` holds the tensors of store i: the KV groups first (`kv`), then the recurrent layers' rows (`rs`)."""
 
     def __init__(self, hp: HParams, cp: CParams):
+        self.arch = hp.arch
         attention = [il for il in range(hp.n_layer) if hp.has_kv(il)]
         window = [il for il in attention if hp.is_swa(il)]
         full = [il for il in attention if not hp.is_swa(il)]
