@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from ..batch import Ubatch
 from ..errors import Error
-from . import State
 from .line import END, Array
+from .state import State
 
 ZERO, TRASH, N_FIXED = 0, 1, 2
 
