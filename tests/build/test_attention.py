@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,8 @@ def llada(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ggraph.Model]:
         yield model
 
 
-def run(model: ggraph.Model, *sequences: list[int], flash_attn: str = "off", n_ubatch: int = 64, unified: bool = True) -> list[np.ndarray]:
+def run(model: ggraph.Model, *sequences: list[int], flash_attn: str = "off", n_ubatch: int = 64,
+        unified: bool = True) -> list[np.ndarray]:
     """Logits of each sequence, all in one batch, their tokens in turn."""
     batch = ggraph.Batch()
     rows: list[list[int]] = [[] for _ in sequences]
@@ -27,7 +27,8 @@ def run(model: ggraph.Model, *sequences: list[int], flash_attn: str = "off", n_u
             if i < len(tokens):
                 rows[s].append(len(batch))
                 batch.add(tokens[i], i, s, output=True)
-    with ggraph.Context(model, n_ctx=256, n_ubatch=n_ubatch, n_seq_max=len(sequences), kv_unified=unified, flash_attn=flash_attn) as ctx:
+    with ggraph.Context(model, n_ctx=256, n_ubatch=n_ubatch, n_seq_max=len(sequences), kv_unified=unified,
+                        flash_attn=flash_attn) as ctx:
         ctx.process("encode", batch)
         assert ctx.memory.seq_pos_max(0) == -1
         return [ctx.logits[r].copy() for r in rows]
