@@ -57,7 +57,8 @@ class Generation(Iterator[str]):
         self.shifted = 0
         self._history = history
         self._n_top, self._progress = logprobs, progress
-        self._n_keep = (len(prompt) if n_keep < 0 else n_keep + vocab.add_bos) if context_shift else None
+        n_keep = n_keep + vocab.add_bos if 0 <= n_keep <= len(prompt) else len(prompt)
+        self._n_keep = n_keep if context_shift else None
         self._pieces = self._run()
         self._stopped = self._busy = False
 

@@ -154,7 +154,8 @@ class LLM:
         for pos, token in enumerate(ids):
             batch.add(token, pos, 0, output=True)
         ctx.process("decode" if self.model.hparams.causal else "encode", batch)
-        return ctx.embeddings[0]
+        row: npt.NDArray[np.float32] = ctx.embeddings[0]
+        return row
 
     def close(self) -> None:
         """Free the Contexts, and the Model if it was opened here."""
