@@ -120,28 +120,34 @@ def _quotient(a: Terms, b: Terms) -> Terms:
 
 
 class Sizes:
-    """Evaluates many integers of one plan at once: `Sizes(numbers)(values)` gives them as int64.
+    """Many integers of one plan, evaluated together: `numbers` int64 [n], as they were built until `set` gives other values.
 
-    `numbers` may be plain integers or `Size`s; `values` maps every variable that occurs to its present value.
+    They may be plain integers or `Size`s. What a change of values costs depends on what changed: in a decode step that is
+    next to nothing.
     """
 
     def __init__(self, numbers: Sequence[int]):
-        self.base = np.zeros(len(numbers), np.int64)
+        self.numbers = np.array([int(x) for x in numbers], np.int64)
+        self.constants = np.zeros(len(numbers), np.int64)
         columns: dict[Monomial, list[tuple[int, int]]] = {}
         for i, x in enumerate(numbers):
             for m, c in terms_of(x).items():
                 if m:
                     columns.setdefault(m, []).append((i, c))
                 else:
-                    self.base[i] = c
+                    self.constants[i] = c
         self.columns = [(m, np.array([i for i, _ in rows]), np.array([c for _, c in rows], np.int64))
                         for m, rows in columns.items()]
-
-    def __call__(self, values: Mapping[str, int]) -> np.ndarray:
-        out: np.ndarray = self.base.copy()
-        for monomial, rows, coefficients in self.columns:
+        self.products: list[int] = []                  # of the values last set
+    def set(self, values: Mapping[str, int]) -> np.ndarray:
+        """Take over the present value of every variable; `numbers`, which is always the same array."""
+        if not self.products:
+            self.numbers[:], self.products = self.constants, [0] * len(self.columns)
+        for i, (monomial, rows, coefficients) in enumerate(self.columns):
             product = 1
             for name in monomial:
                 product *= values[name]
-            out[rows] += coefficients * product
-        return out
+            if product != self.products[i]:
+                self.numbers[rows] += coefficients * (product - self.products[i])
+                self.products[i] = product
+        return self.numbers

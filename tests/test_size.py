@@ -19,7 +19,7 @@ STEPS: list[Step] = [
 
 
 def evaluate(x: int, **values: int) -> int:
-    return int(Sizes([x])(values)[0])
+    return int(Sizes([x]).set(values)[0])
 
 
 def test_a_size_is_an_integer() -> None:
@@ -64,8 +64,8 @@ def test_what_would_lose_the_polynomial_is_refused(what: str) -> None:
 
 def test_many_numbers_at_once() -> None:
     numbers = [3, N, N * M, 2 * N * N + M, 0, N - 12]
-    assert Sizes(numbers)({"n": 12, "m": 5}).tolist() == [int(x) for x in numbers]
-    assert Sizes(numbers)({"n": 2, "m": 10}).tolist() == [3, 2, 20, 18, 0, -10]
-    assert Sizes([])({}).tolist() == []
+    assert Sizes(numbers).set({"n": 12, "m": 5}).tolist() == [int(x) for x in numbers]
+    assert Sizes(numbers).set({"n": 2, "m": 10}).tolist() == [3, 2, 20, 18, 0, -10]
+    assert Sizes([]).set({}).tolist() == []
     with pytest.raises(KeyError):
-        Sizes([N])({"m": 1})
+        Sizes([N]).set({"m": 1})

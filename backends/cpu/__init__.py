@@ -80,20 +80,19 @@ class Compiled:
         kernel.compile_all([s.kernel for s in native], (lambda done, total: report("kernels", done, total)) if report else None)
 
     def _write_blocks(self, native: Sequence[Step]) -> None:
-        """All parameter blocks in one array, so that a resize is one vectorised pass."""
+        """All parameter blocks in one array, which `resize` changes in place."""
         numbers: list[int] = []
         starts: list[int] = []
         for step in native:
             starts.append(len(numbers))
             numbers += words(step.fields, self.scratch.address)
         self.sizes = Sizes(numbers)
-        self.block = np.array([int(n) for n in numbers], np.int64)
-        base = self.block.ctypes.data
+        base = self.sizes.numbers.ctypes.data
         self.table = np.array([[s.kernel.address, base + 8 * start, s.flags] for s, start in zip(native, starts)],
                               np.int64).reshape(-1, 3)
 
     def resize(self, values: Mapping[str, int]) -> None:
-        self.block[:] = self.sizes(values)
+        self.sizes.set(values)
         for part in self.parts:
             if isinstance(part, ref.Plan):
                 part.resize(values)

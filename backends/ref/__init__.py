@@ -64,7 +64,7 @@ class Ref:
         """Every run is finished when it returns."""
 
     def abort(self) -> None:
-        """The next node is not started; without a run in progress, the next run stops at once."""
+        """The next node is not started; without a run in progress nothing happens."""
         self.aborted = True
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ class Plan:
         self._place(np.array(numbers, np.int64))
 
     def resize(self, values: Mapping[str, int]) -> None:
-        self._place(self.sizes(values))
+        self._place(self.sizes.set(values))
 
     def _place(self, numbers: Array) -> None:
         table: list[list[int]] = numbers.reshape(-1, 10).tolist()
@@ -96,10 +96,10 @@ class Plan:
 
     def run(self, n_threads: int = 1, on_node: Callable[[Tensor], None] | None = None) -> None:
         """Compute all nodes; `on_node` is called after each. Aborted when `abort` was called meanwhile."""
+        self.backend.aborted = False
         with np.errstate(all="ignore"):             # infinities and NaN are results like others
             for node in self.nodes:
                 if self.backend.aborted:
-                    self.backend.aborted = False
                     raise Aborted("the run was aborted")
                 self._compute(node)
                 if on_node:

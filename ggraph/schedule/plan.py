@@ -69,7 +69,7 @@ class Plan:
             return False
         for c in self.compiled:
             c.resize(values)
-        numbers = self._visible_sizes(values).tolist()
+        numbers = self._visible_sizes.set(values).tolist()
         self._shapes = {t: tuple(numbers[i * 9:i * 9 + 9]) for i, t in enumerate(self.seen)}
         self.values = dict(values)
         return True

@@ -50,7 +50,7 @@ class Build:
 
     def shape(self, ne: Sequence[int]) -> tuple[int, ...]:
         """`ne` at the present sizes, in NumPy order."""
-        return tuple(Sizes(ne)(self.present).tolist()[::-1])
+        return tuple(Sizes(ne).set(self.present).tolist()[::-1])
 
     def leaf(self, type: DType, ne: Sequence[int], data: Array) -> Tensor:
         """A contiguous tensor; its bytes are those of `data`, which has the present sizes."""
@@ -129,7 +129,7 @@ def run_case(backend: Backend, case: Case, present: Mapping[str, int] = LARGEST,
 
 
 def _read(backend: Backend, tensor: Tensor, present: Mapping[str, int]) -> Array:
-    numbers = Sizes((*tensor.ne, *tensor.nb))(present).tolist()
+    numbers = Sizes((*tensor.ne, *tensor.nb)).set(present).tolist()
     host = leaf(tensor.type, tensor.ne, tensor.name)
     host.buffer = HostBuffer(np.array(backend.download(tensor.buffer, 0, int(tensor.nbytes))))
     return Operand(host, numbers[:4], numbers[4:], 0, {}).read()
