@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from ggraph import dtypes
 
-from .formats import Format
+from .formats import Format, spread_bits
 from .kernel import inline, simd
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -22,8 +22,7 @@ def nibble(src, g):
 @inline
 def fifth(src, g):
     """Bits 4g .. 4g + 3 of a 32-bit field, as bit 4 of four bytes."""
-    x = simd.get_i32(src) >> 4 * g & 15
-    return (x & 1 | (x & 2) << 7 | (x & 4) << 14 | (x & 8) << 21) << 4
+    return spread_bits(simd.get_i32(src) >> 4 * g) << 4
 
 
 @inline

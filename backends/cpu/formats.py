@@ -4,7 +4,8 @@ Comes in: a tensor type. Goes out: its panel layout, with the few lines of kerne
 Must not know: loops over rows and columns, threads, targets.
 
 A panel is 16 rows. Per superblock of the type (`block` elements of a row) it holds a head with scales, then one
-group of values per 32 k. It has as many bytes as its 16 rows had, and the same bits:
+group of values per 32 k. It has the bits of its 16 rows, and as many bytes; only where a code in the file is an index
+of a grid or a digit in base 3 the panel holds the digits themselves, in 2 to 4 bits each, and is larger for it:
 
     head     scales of the 16 rows side by side, as the type's functions below lay them out
     values   codes c_g = 4 unsigned bytes per row, k = 4g .. 4g+3, for g = 0 .. 7. A vector of 64 bytes holds one code
@@ -13,7 +14,7 @@ group of values per 32 k. It has as many bytes as its 16 rows had, and the same 
       4 bits   c0 | c4 << 4, c1 | c5 << 4, c2 | c6 << 4, c3 | c7 << 4
       2 bits   c0 | c1 << 2 | c2 << 4 | c3 << 6, and the same of c4 .. c7
       1 bit    the bits of c0 .. c7 in bits 0 .. 7
-      3, 5, 6  = 1 + 2, 1 + 4, 2 + 4
+        3, 5, 6  = 1 + 2, 1 + 4, 2 + 4 bits
 """
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ FORMATS: dict[DType, Format] = {}
 @dataclass(frozen=True)
 class Format:
     """Functions with kernel code, all for one superblock:
-    `code(src, i, g)`   4 codes as the bytes of an int, from a row of the file; i counts blocks of 32 k
+    `code(src, i, g)`   4 codes as the bytes of an int, from a row of the file; i counts blocks of 32 k. With `grid`,
+                        the address of its bytes comes as a fourth argument
     `head(src, dst, r)` writes the scales of row r of the panel
     `scales(dst, i)`    a tuple of f32x16: one scale per row, or (wide = 16) two; with `mins` as many offsets after them
     """
@@ -46,11 +48,21 @@ class Format:
     wide: int = 32                                  # k per scale
     bias: int = 0                                   # a code c stands for c - bias
     mins: bool = False
-    table: tuple[int, ...] | None = None            # 16 values which replace the codes, bias included
+    table: tuple[int, ...] | None = None            # up to 16 values which replace the codes, bias included
+    grid: Callable[[], bytes] | None = None
 
     def __post_init__(self) -> None:
-        assert self.head_bytes + self.blocks * 64 * self.bits == 16 * self.dtype.nbytes, self.dtype
         FORMATS[self.dtype] = self
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a superblock of 16 rows."""
+        return self.head_bytes + self.blocks * self.values
+
+    @property
+    def values(self) -> int:
+        """Bytes of the codes of 32 k."""
+        return 64 * self.bits
 
     @property
     def blocks(self) -> int:
@@ -106,6 +118,12 @@ def put1(dst, r, c0, c1, c2, c3, c4, c5, c6, c7):
 
 
 @inline
+def spread_bits(x):
+    """Bits 0 .. 3 as four bytes of 0 or 1."""
+    return x & 1 | (x & 2) << 7 | (x & 4) << 14 | (x & 8) << 21
+
+
+@inline
 def put3(dst, r, c0, c1, c2, c3, c4, c5, c6, c7):
     put1(dst, r, c0 >> 2, c1 >> 2, c2 >> 2, c3 >> 2, c4 >> 2, c5 >> 2, c6 >> 2, c7 >> 2)
     put2(dst + 64, r, c0, c1, c2, c3, c4, c5, c6, c7)
@@ -144,6 +162,12 @@ def get2(src):
 
 
 @inline
+def get1(src):
+    h = simd.load_bytes(src)
+    return h & 1, h >> 1 & 1, h >> 2 & 1, h >> 3 & 1, h >> 4 & 1, h >> 5 & 1, h >> 6 & 1, h >> 7
+
+
+@inline
 def get3(src):
     h, (a, b, c, d, e, f, g, i) = simd.load_bytes(src), get2(src + 64)
     return (a | h << 2 & 4, b | h << 1 & 4, c | h & 4, d | h >> 1 & 4,
@@ -164,5 +188,5 @@ def get6(src):
             e | j << 4 & 48, f | j << 2 & 48, g | j & 48, i | j >> 2 & 48)
 
 
-PUT = {2: put2, 3: put3, 4: put4, 5: put5, 6: put6, 8: put8}
-GET = {2: get2, 3: get3, 4: get4, 5: get5, 6: get6, 8: get8}
+PUT = {1: put1, 2: put2, 3: put3, 4: put4, 5: put5, 6: put6, 8: put8}
+GET = {1: get1, 2: get2, 3: get3, 4: get4, 5: get5, 6: get6, 8: get8}

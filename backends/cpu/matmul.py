@@ -20,7 +20,7 @@ from . import activation
 from .activation import BLOCK
 from .formats import FORMATS, GET, Format
 from .kernel import Kernel, inline, simd, template, tile
-from .repack import PLAIN, ROWS, panel_bytes, supports
+from .repack import PLAIN, ROWS, block_bytes, panel_bytes, supports
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
@@ -53,7 +53,7 @@ def _matmul(name: str, width: int) -> Callable[..., None]:
 
 def sizes(dtype: DType) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Functions of k: bytes of one column of activations, and of one panel."""
-    is_plain, block, block_bytes = dtype in PLAIN, dtype.block, dtype.nbytes
+    is_plain, block, size = dtype in PLAIN, dtype.block, block_bytes(dtype)
 
     @inline
     def column_bytes(k):
@@ -61,7 +61,7 @@ def sizes(dtype: DType) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
     @inline
     def panel_size(k):
-        return ROWS * (k // block) * block_bytes
+        return k // block * size
     return column_bytes, panel_size
 
 
@@ -112,7 +112,7 @@ def _tile(dtype: DType, width: int) -> Callable[..., Any]:
     zeros = tile.zeros(width)
     columns = tile.columns(width, fmt.wide, fmt.bias, fmt.mins, fmt.small)
     codes, scales = _codes(fmt), fmt.scales
-    block, n_blocks, head, values, step = dtype.block, fmt.blocks, fmt.head_bytes, 64 * fmt.bits, BLOCK * width
+    block, n_blocks, head, values, step = dtype.block, fmt.blocks, fmt.head_bytes, fmt.values, BLOCK * width
 
     @inline
     def one(w, act, k):
@@ -133,7 +133,7 @@ def _codes(fmt: Format) -> Callable[..., Any]:
     get = GET[fmt.bits]
     if fmt.table is None:
         return get
-    table = simd.table(*fmt.table)
+    table = simd.table(*fmt.table, *[0] * (16 - len(fmt.table)))
 
     @inline
     def looked_up(v):

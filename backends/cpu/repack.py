@@ -7,12 +7,13 @@ Comes in: parameter blocks with addresses of rows. Goes out: panels. Must not kn
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from ggraph import dtypes
 from ggraph.dtypes import DType
 
-from . import format_k, format_legacy  # noqa: F401 (the formats enter themselves)
-from .formats import FORMATS, PUT
+from . import format_grid, format_k, format_legacy, format_small  # noqa: F401 (the formats enter themselves)
+from .formats import FORMATS, PUT, Format
 from .kernel import Kernel, inline, simd, template
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -28,8 +29,13 @@ def supports(dtype: DType, k: int) -> bool:
 
 
 def panel_bytes(dtype: DType, n_rows: int, k: int) -> int:
-    """Bytes of the panels of a matrix: what its rows have, rounded up to 16 rows."""
-    return -(-n_rows // ROWS) * ROWS * dtype.row_bytes(k)
+    """Bytes of the panels of a matrix: what its rows have, rounded up to 16 rows (more for types with grids)."""
+    return -(-n_rows // ROWS) * (k // dtype.block) * block_bytes(dtype)
+
+
+def block_bytes(dtype: DType) -> int:
+    """Bytes of 16 rows of a block."""
+    return ROWS * dtype.nbytes if dtype in PLAIN else FORMATS[dtype].nbytes
 
 
 def repack_kernel(dtype: DType) -> Kernel:
@@ -41,16 +47,16 @@ def repack_kernel(dtype: DType) -> Kernel:
 def _repack(name: str) -> Callable[..., None]:
     dtype = dtypes.TYPES[name]
     panel = _plain(dtype.nbytes) if dtype in PLAIN else _quantized(dtype)
-    block_bytes, block = dtype.nbytes, dtype.block
+    size, block = block_bytes(dtype), dtype.block
 
     def repack(p, ith, nth):
         src, stride, dst = simd.word(p, 0), simd.word(p, 1), simd.word(p, 2)
         n_rows, n = simd.word(p, 3), simd.word(p, 4) // block
-        panels, size = (n_rows + ROWS - 1) // ROWS, ROWS * n * block_bytes
+        panels = (n_rows + ROWS - 1) // ROWS
         for i in range(panels * ith // nth, panels * (ith + 1) // nth):
-            rows, d = min(ROWS, n_rows - ROWS * i), dst + i * size
+            rows, d = min(ROWS, n_rows - ROWS * i), dst + i * n * size
             if rows < ROWS:
-                clear(d, size)
+                clear(d, n * size)
             panel(src + ROWS * i * stride, stride, d, rows, n)
     return repack
 
@@ -63,20 +69,32 @@ def clear(address, size):
 
 def _quantized(dtype: DType) -> Callable[..., None]:
     fmt = FORMATS[dtype]
-    put, code, head = PUT[fmt.bits], fmt.code, fmt.head
-    n_blocks, block_bytes, head_bytes, values = fmt.blocks, dtype.nbytes, fmt.head_bytes, 64 * fmt.bits
+    put, code, head = PUT[fmt.bits], _code(fmt), fmt.head
+    n_blocks, from_bytes, to_bytes, head_bytes, values = fmt.blocks, dtype.nbytes, fmt.nbytes, fmt.head_bytes, fmt.values
 
     @inline
     def panel(src, stride, dst, rows, n):
         for b in range(n):
-            d = dst + b * ROWS * block_bytes
+            d = dst + b * to_bytes
             for r in range(rows):
-                s = src + r * stride + b * block_bytes
+                s = src + r * stride + b * from_bytes
                 head(s, d, r)
                 for i in range(n_blocks):
                     put(d + head_bytes + i * values, r, code(s, i, 0), code(s, i, 1), code(s, i, 2), code(s, i, 3),
                         code(s, i, 4), code(s, i, 5), code(s, i, 6), code(s, i, 7))
     return panel
+
+
+def _code(fmt: Format) -> Callable[..., Any]:
+    code = fmt.code
+    if fmt.grid is None:
+        return code
+    grid = simd.data(fmt.grid())
+
+    @inline
+    def code_of_grid(src, i, g):
+        return code(src, i, g, grid())
+    return code_of_grid
 
 
 def _plain(nbytes: int) -> Callable[..., None]:

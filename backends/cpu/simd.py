@@ -14,6 +14,7 @@ i-th int64 and `f32(p, i)` the float32 whose bits are its low half.
 """
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -237,6 +238,18 @@ def table(*values: int) -> Any:
     def constant(b: Builder) -> Value:
         return ir.Constant(i8x16.ir, list(values))
     return constant
+
+
+def data(content: bytes) -> Any:
+    """Constant bytes within the kernel: `d = data(...)` outside of kernels, `d()` inside is their address."""
+    @op(_intp())
+    def address(b: Builder) -> Value:
+        ty, name = ir.ArrayType(I8, len(content)), f"data.{hashlib.sha256(content).hexdigest()}"
+        known = b.module.globals.get(name) or ir.GlobalVariable(b.module, ty, name)
+        known.initializer, known.global_constant = ir.Constant(ty, bytearray(content)), True
+        known.linkage = "linkonce_odr"
+        return b.ptrtoint(known, I64)
+    return address
 
 
 @op(i32x16())

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ggraph import quants
+from ggraph import dtypes, quants
 from ggraph.backends.cpu import activation, matmul, pool, repack
 from ggraph.backends.cpu.kernel import Kernel
 from ggraph.dtypes import DType
@@ -51,11 +51,13 @@ def random_rows(dtype: DType, n_rows: int, k: int, seed: int = 0) -> Array:
         return quants.pack(rng.standard_normal((n_rows, k)).astype(np.float32), dtype)
     raw = rng.integers(0, 256, (n_rows, dtype.row_bytes(k)), np.uint8)
     blocks = raw.reshape(-1, dtype.nbytes).view(quants.QUANTS[dtype].layout)[:, 0]
-    fields = set(blocks.dtype.names or ())
-    for name in sorted({"d", "dmin"} & fields):
-        blocks[name] = rng.standard_normal(blocks.shape) * 0.01
-    if "e" in fields:
+    for name in blocks.dtype.names or ():
+        if blocks.dtype[name] == np.float16:
+            blocks[name] = rng.standard_normal(blocks.shape) * 0.01
+    if dtype is dtypes.MXFP4:
         blocks["e"] = rng.integers(110, 130, blocks.shape)
+    if dtype is dtypes.IQ1_M:                       # d is made of the upper nibbles: sign and exponent in the last
+        blocks["scales"][:, 3] = blocks["scales"][:, 3] & 0x0FFF | 0x2000
     return raw
 
 
