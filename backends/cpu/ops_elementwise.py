@@ -5,11 +5,13 @@ compute is a function of vectors, picked when the kernel is made. A result may t
 """
 from __future__ import annotations
 
+from itertools import pairwise
+
 from ggraph import dtypes, ops
 from ggraph.tensor import Tensor
 
 from .kernel import inline, simd, template, vmath
-from .layout import CHUNK, address, contiguous, n_rows, nb, ne, row, share, unravel
+from .layout import CHUNK, address, apart, contiguous, f32_rows, n_rows, nb, ne, row, share, unravel
 from .lower import Emit, lowers
 from .ops_move import BAD_ROW, over_rows
 from .trig import sincos
@@ -333,6 +335,50 @@ for _name in ("add", "sub", "mul", "div", *ops.GLU):
     _enter_binary(_name)
 
 
+@inline
+def _add_to(x, y, out, n):
+    """out = x + y"""
+    for _ in range(n >> 4):
+        simd.store_f32(out, simd.load_f32(x) + simd.load_f32(y))
+        out += 64
+        x += 64
+        y += 64
+    if n & 15:
+        simd.store_f32_n(out, simd.load_f32_n(x, n & 15) + simd.load_f32_n(y, n & 15), n & 15)
+
+
+@template
+def _add_all():
+    """The number of sources, dst, sources of one shape: their sum, from the first to the last"""
+    def k(block, ith, nth):
+        p = block + 8
+        n = ne(p, 0, 0)
+        first, last = share(n_rows(p, 0), ith, nth)
+        for r in range(first, last):
+            i1, i2, i3 = unravel(p, 0, r)
+            out, total = row(p, 0, i1, i2, i3), row(p, 1, i1, i2, i3)
+            for t in range(2, simd.word(block, 0) + 1):
+                _add_to(total, row(p, t, i1, i2, i3), out, n)
+                total = out
+    return k
+
+
+def _enter_sum(n_adds: int) -> None:
+    """Adds in a row, as of the experts' results."""
+    @lowers(*["add"] * n_adds)
+    def lower(emit: Emit, *adds: Tensor) -> bool:
+        sources = [*adds[0].src, *(b.src[1] for b in adds[1:])]
+        if not (all(b.src[0] is a for a, b in pairwise(adds)) and f32_rows(*sources) and apart(adds[-1], *sources)
+                and all(x.ne == adds[0].ne and x.root not in adds for x in sources)):
+            return False
+        emit(_add_all(), len(sources), adds[-1], *sources)
+        return True
+
+
+for _n in (2, 3, 5, 7):
+    _enter_sum(_n)
+
+
 @lowers("swiglu_oai")
 def swiglu_oai(emit: Emit, node: Tensor) -> bool:
     return _emit_map2(emit, node, float(node.params["alpha"]), float(node.params["limit"]))
@@ -355,14 +401,7 @@ def _add_id():
             if e < 0 or e >= ne(p, 2, 1):
                 simd.fail(BAD_ROW)
                 return
-            x, y, out = row(p, 1, i1, i2, 0), address(p, 2) + e * nb(p, 2, 1), address(p, 0) + 4 * n * r
-            for _ in range(n >> 4):
-                simd.store_f32(out, simd.load_f32(x) + simd.load_f32(y))
-                out += 64
-                x += 64
-                y += 64
-            if n & 15:
-                simd.store_f32_n(out, simd.load_f32_n(x, n & 15) + simd.load_f32_n(y, n & 15), n & 15)
+            _add_to(row(p, 1, i1, i2, 0), address(p, 2) + e * nb(p, 2, 1), address(p, 0) + 4 * n * r, n)
     return k
 
 

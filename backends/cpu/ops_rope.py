@@ -11,15 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from ggraph.dtypes import F32, I32
+from ggraph.dtypes import I32
 from ggraph.ops import MROPE, NORMAL, VISION
 from ggraph.tensor import Tensor
 
 from ..ref.rope import _sections, yarn_range
 from .kernel import inline, simd, template
-from .layout import address, in_rows, n_rows, ne, row, share, unravel
+from .layout import address, apart, f32_rows, in_rows, n_rows, ne, row, share, unravel
 from .lower import Emit, Scratch, lowers
 from .ops_move import as_rows
+from .ops_rows import follows, normaliser
 from .trig import sincos
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -128,21 +129,59 @@ def _rotate(adjacent):
     return k
 
 
+@template
+def _norm_rotate(kind, adjacent):
+    """dst, x, weight, then words as for `_rotate`, eps: the norm of x times the weight, rotated"""
+    turn, normalise = _turn_adjacent() if adjacent else _turn_halves(), normaliser(kind, 1, 0)
+
+    def k(p, ith, nth):
+        table, n, start = simd.word(p, 27), simd.word(p, 28), simd.word(p, 29)
+        width = 4 * n if adjacent else 2 * n
+        first, last = share(n_rows(p, 0), ith, nth)
+        for r in range(first, last):
+            i1, i2, i3 = unravel(p, 0, r)
+            x, y, c = row(p, 1, i1, i2, i3), row(p, 0, i1, i2, i3), table + 2 * width * i2
+            normalise(y, x, row(p, 2, i1, i2, i3), x, ne(p, 0, 0), simd.f32(p, 30))
+            turn(y + 4 * start, y + 4 * start, c, c + width, n)
+    return k
+
+
 @lowers("rope")
 def rope(emit: Emit, node: Tensor) -> bool:
-    x, pos, factors = node.src
-    q = node.params
-    assert x is not None and pos is not None
-    if pos.type is not I32 or not in_rows(pos) or (factors is not None and factors.type is not F32):
-        return False
-    source = as_rows(emit, x, "x")
+    source = as_rows(emit, node.src[0], "x") if _fits(node) else None
     if source is None:
         return False
-    n = x.ne[0] if q["mode"] == VISION else q["n_dims"]
-    adjacent = int(q["mode"] == NORMAL)
-    table = _emit_table(emit, q, pos, factors, x.ne[2], n // 2, adjacent)
-    emit(_rotate(adjacent), node, *source, table, n, q["offset"])
+    emit(_rotate(int(node.params["mode"] == NORMAL)), node, *source, *_turning(emit, node))
     return True
+
+
+def _enter_normed(kind: str) -> None:
+    @lowers(kind, "mul", "rope")
+    def lower(emit: Emit, norm: Tensor, mul: Tensor, node: Tensor) -> bool:
+        x, w = norm.src[0], mul.src[1]
+        if not (_fits(node) and follows(norm, mul) and node.src[0] is mul and f32_rows(x, w)
+                and w.ne[0] == x.ne[0] and apart(node, x, w)):
+            return False
+        kernel = _norm_rotate(kind, int(node.params["mode"] == NORMAL))
+        emit(kernel, node, x, w, *_turning(emit, node), float(norm.params["eps"]))
+        return True
+
+
+_enter_normed("norm")
+_enter_normed("rms_norm")
+
+
+def _fits(node: Tensor) -> bool:
+    _, pos, factors = node.src
+    return pos.type is I32 and in_rows(pos) and (factors is None or f32_rows(factors))
+
+
+def _turning(emit: Emit, node: Tensor) -> tuple[Scratch, int, int]:
+    """The table, how many elements of a head it turns, and from where on."""
+    x, pos, factors = node.src
+    q = node.params
+    n = x.ne[0] if q["mode"] == VISION else q["n_dims"]
+    return _emit_table(emit, q, pos, factors, x.ne[2], n // 2, int(q["mode"] == NORMAL)), n, q["offset"]
 
 
 def _emit_table(emit: Emit, q: dict[str, Any], pos: Tensor, factors: Tensor | None, n_tokens: int, n_pairs: int,

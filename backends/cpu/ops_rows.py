@@ -64,11 +64,9 @@ def _factor(kind):
     return length if kind == "l2_norm" else deviation
 
 
-@template
-def _norm(kind, scaled, shifted):
-    """dst, x, [weight if scaled], [bias if shifted], eps"""
+def normaliser(kind, scaled, shifted):
+    """f(y, x, w, b, n, eps): the norm of the row at x, times w if scaled, plus b if shifted."""
     factor, centred = _factor(kind), kind == "norm"
-    bias, eps = 2 + scaled, 9 * (2 + scaled + shifted)
 
     @inline
     def result(x, mean, f, w, b):
@@ -76,22 +74,33 @@ def _norm(kind, scaled, shifted):
         y = y * w if scaled else y
         return y + b if shifted else y
 
+    @inline
+    def normalise(y, x, w, b, n, eps):
+        mean = simd.splat_f32(_sum(x, n, simd.splat_f32(0.0))) / n if centred else simd.splat_f32(0.0)
+        f = factor(_sum_squares(x, n, mean), n, eps)
+        for j in range(0, 64 * (n >> 4), 64):
+            simd.store_f32(y + j, result(simd.load_f32(x + j), mean, f, simd.load_f32(w + j), simd.load_f32(b + j)))
+        j, m = 64 * (n >> 4), n & 15
+        if m:
+            simd.store_f32_n(y + j, result(simd.load_f32_n(x + j, m), mean, f, simd.load_f32_n(w + j, m),
+                                           simd.load_f32_n(b + j, m)), m)
+    return normalise
+
+
+@template
+def _norm(kind, scaled, shifted):
+    """dst, x, [weight if scaled], [bias if shifted], eps"""
+    normalise = normaliser(kind, scaled, shifted)
+    bias, eps = 2 + scaled, 9 * (2 + scaled + shifted)
+
     def k(p, ith, nth):
-        n = ne(p, 0, 0)
         first, last = share(n_rows(p, 0), ith, nth)
         for r in range(first, last):
             i1, i2, i3 = unravel(p, 0, r)
-            x, y = row(p, 1, i1, i2, i3), row(p, 0, i1, i2, i3)
+            x = row(p, 1, i1, i2, i3)
             w = row(p, 2, i1, i2, i3) if scaled else x
             b = row(p, bias, i1, i2, i3) if shifted else x
-            mean = simd.splat_f32(_sum(x, n, simd.splat_f32(0.0))) / n if centred else simd.splat_f32(0.0)
-            f = factor(_sum_squares(x, n, mean), n, simd.f32(p, eps))
-            for j in range(0, 64 * (n >> 4), 64):
-                simd.store_f32(y + j, result(simd.load_f32(x + j), mean, f, simd.load_f32(w + j), simd.load_f32(b + j)))
-            j, m = 64 * (n >> 4), n & 15
-            if m:
-                simd.store_f32_n(y + j, result(simd.load_f32_n(x + j, m), mean, f, simd.load_f32_n(w + j, m),
-                                               simd.load_f32_n(b + j, m)), m)
+            normalise(row(p, 0, i1, i2, i3), x, w, b, ne(p, 0, 0), simd.f32(p, eps))
     return k
 
 
@@ -112,15 +121,15 @@ def _enter_norm(name: str) -> None:
 
     @lowers(name, "mul")
     def lower_scaled(emit: Emit, node: Tensor, mul: Tensor) -> bool:
-        return _follows(node, mul) and _lower_norm(emit, node, mul, mul.src[1])
+        return follows(node, mul) and _lower_norm(emit, node, mul, mul.src[1])
 
     @lowers(name, "mul", "add")
     def lower_shifted(emit: Emit, node: Tensor, mul: Tensor, add: Tensor) -> bool:
-        return (_follows(node, mul) and _follows(mul, add)
+        return (follows(node, mul) and follows(mul, add)
                 and _lower_norm(emit, node, add, mul.src[1], add.src[1]))
 
 
-def _follows(a: Tensor, b: Tensor) -> bool:
+def follows(a: Tensor, b: Tensor) -> bool:
     """b's first source is a, and its second is not."""
     return b.src[0] is a and b.src[1].root is not a
 

@@ -16,9 +16,14 @@ from .ops_move import over_rows
 
 
 @inline
+def _value(x, sign, i):
+    return simd.get_f32(x + 4 * i) * sign
+
+
+@inline
 def _behind(x, sign, i, j):
     """Whether element i of the row at x comes after element j."""
-    a, b = simd.get_f32(x + 4 * i) * sign, simd.get_f32(x + 4 * j) * sign
+    a, b = _value(x, sign, i), _value(x, sign, j)
     if a < b or (a != a and b == b):
         return True
     return i > j and not (b < a or (b != b and a == a))
@@ -54,9 +59,12 @@ def _best():
                 simd.put_i32(heap + 4 * i, i)
             for i in range(kept // 2 - 1, -1, -1):
                 _sink(x, sign, heap, kept, i, simd.get_i32(heap + 4 * i))
-            for i in range(kept, n):                            # the last of the best is on top
-                if _behind(x, sign, simd.get_i32(heap), i):
+            top = _value(x, sign, simd.get_i32(heap))           # of the last of the best
+            for i in range(kept, n):
+                v = _value(x, sign, i)
+                if v > top or (top != top and v == v):
                     _sink(x, sign, heap, kept, 0, i)
+                    top = _value(x, sign, simd.get_i32(heap))
             for m in range(kept - 1, 0, -1):
                 i = simd.get_i32(heap + 4 * m)
                 simd.put_i32(heap + 4 * m, simd.get_i32(heap))

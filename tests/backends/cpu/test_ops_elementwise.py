@@ -1,6 +1,8 @@
 """Elementwise kernels: edges of the functions, broadcasts of odd shapes, results in place of the source, soft caps."""
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -98,3 +100,21 @@ def test_an_expert_that_is_not_there_is_an_error(bad: int) -> None:
     ids = np.array([[0, 1], [bad, 4]], np.int32)
     with pytest.raises(KernelError):
         evaluate(ops.add_id(tensor(normal(2, 2, 32)), tensor(normal(5, 32)), tensor(ids)), CPU)
+
+
+@pytest.mark.parametrize("n_used", [2, 3, 4, 5, 8, 9])
+def test_experts_are_summed_in_few_steps_and_in_order(n_used: int) -> None:
+    experts = tensor(normal(4, n_used, 37))
+    parts = [ops.view(experts, (37, 4), (experts.nb[2],), i * experts.nb[1]) for i in range(n_used)]
+    node = functools.reduce(ops.add, parts)
+    result = evaluate(node, CPU)
+    assert CPU.n_steps <= 2
+    assert np.array_equal(result, evaluate(node, REF)) and np.array_equal(result, evaluate(node, CPU2))
+
+
+def test_sums_with_broadcasts_stay_apart() -> None:
+    x = tensor(normal(4, 37))
+    twice = ops.add(x, x)
+    for node in (ops.add(ops.add(x, tensor(normal(37))), tensor(normal(4, 1))), ops.add(twice, twice)):
+        assert np.array_equal(evaluate(node, CPU), evaluate(node, REF))
+        assert CPU.n_steps == 2

@@ -97,3 +97,19 @@ def test_a_token_is_the_same_alone_and_among_others(mode: int) -> None:
 def test_no_tokens() -> None:
     node = rope(tensor(normal(0, 3, 64)), tensor(np.zeros(0, np.int32)))
     assert evaluate(node, CPU2).size == 0
+
+
+@pytest.mark.parametrize("mode", [NORMAL, NEOX])
+@pytest.mark.parametrize("norm", [ops.norm, ops.rms_norm])
+def test_normed_heads_are_rotated_in_one_step(norm: Any, mode: int) -> None:
+    """As of models that norm Q and K, out of one matrix of Q, K and V."""
+    qkv = tensor(normal(5, 8, 40))
+    heads = ops.view(qkv, (40, 3, 5), qkv.nb[1:3], offset=2 * 40 * 4)
+    normed = norm(heads, 1e-6)
+    scaled = ops.mul(normed, tensor(normal(40)))
+    node = rope(scaled, tensor(RNG.integers(0, 1000, 5).astype(np.int32)), mode, 32, offset=4)
+    fused = evaluate(node, CPU)
+    assert CPU.n_steps == 2
+    assert np.array_equal(fused, evaluate(node, CPU2))
+    assert np.array_equal(fused, evaluate(node, CPU, keep={scaled})) and CPU.n_steps == 3
+    assert nmse(fused, evaluate(node, REF)) < 1e-12
