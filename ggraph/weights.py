@@ -92,12 +92,13 @@ class Group:
             self(name + suffix, hp.n_embd, n, bias=bias)
         self("ffn_down" + suffix, n, hp.n_embd, bias=bias)
 
-    def experts(self, il: int, n_ff: int = 0, bias: Need = False, gate: Need = True, probs_bias: Need = False) -> None:
+    def experts(self, il: int, n_ff: int = 0, bias: Need = False, gate: Need = True, probs_bias: Need = False,
+                probs_suffix: str = ".bias") -> None:
         """The router ffn_gate_inp and the experts' ffn_{gate,up,down}_exps, gate and up possibly merged in ffn_gate_up_exps."""
         hp = self._table.hp
         n, e = n_ff or hp.n_ff_exp[il] or hp.n_ff[il], hp.n_expert
         self("ffn_gate_inp", hp.n_embd, e, bias=bias)
-        self("exp_probs_b", e, suffix=".bias", optional=probs_bias is not True)
+        self("exp_probs_b", e, suffix=probs_suffix, optional=probs_bias is not True)
         merged = self("ffn_gate_up_exps", hp.n_embd, 2 * n, e, bias=bias, optional=True)
         self("ffn_gate_exps", hp.n_embd, n, e, bias=bias, optional=merged is not None or gate is not True)
         self("ffn_up_exps", hp.n_embd, n, e, bias=bias, optional=merged is not None)
@@ -119,9 +120,10 @@ class Weights(Group):
 
     def embeddings(self, norm_bias: Need = False, output: Need = None, output_bias: Need = None, norm: bool = True,
                    n_vocab_out: int = 0) -> None:
-        """token_embd, output_norm and output; an output that the file lacks is the token embedding (tied)."""
+        """token_embd, output_norm and output; where the file holds one matrix for input and output, it is both (tied)."""
         hp = self.hp
-        self("token_embd", hp.n_embd, hp.n_vocab)
+        if self("token_embd", hp.n_embd, hp.n_vocab, optional="output.weight" in self.file.tensors) is None:
+            self.token_embd = Param("token_embd", self.required("output.weight", (hp.n_embd, hp.n_vocab)))
         if norm:
             self.norm("output_norm", bias=norm_bias)
         if self("output", hp.n_embd, n_vocab_out or hp.n_vocab, bias=output_bias, optional=output is not True) is None:

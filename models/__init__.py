@@ -2,6 +2,8 @@
 
 # GGUF name -> module, where two architectures differ in nothing but their keys and values or a name is no module name.
 ALIASES: dict[str, str] = {
+    "codeshell": "starcoder2",
+    "hunyuan-dense": "hunyuan_vl",
     "internlm2": "llama",
     "mistral4": "deepseek2",
     "starcoder": "gpt2",

@@ -20,7 +20,8 @@ def hparams(kv: Mapping[str, Any]) -> HParams:
     lite = hp.n_layer in (26, 27) or (hp.n_layer == 48 and hp.n_vocab == N_VOCAB_KANANA)
     sigmoid = hp.n_layer in (47, 48) and hp.n_vocab == N_VOCAB_GLM                # old files do not name the function
     log_mul = float(k("rope.scaling.yarn_log_multiplier", 0.0)) / 0.1             # the converter multiplied it
-    return hp.replace(n_lora_q=0 if lite else int(k("attention.q_lora_rank")), rope_yarn_log_mul=log_mul, yarn_mscale=log_mul,
+    return hp.replace(n_lora_q=0 if lite else int(k("attention.q_lora_rank")),
+                      rope_yarn_log_mul=log_mul, yarn_mscale=log_mul,
                       expert_gating_func=hp.expert_gating_func or (SIGMOID if sigmoid else SOFTMAX),
                       f_attn_temp_scale=float(k("attention.temperature_scale", 0.0)),
                       n_attn_temp_floor_scale=int(k("attention.temperature_length", 0)))
@@ -35,7 +36,7 @@ def weights(t: Weights) -> None:
         if il < hp.n_layer_dense_lead:
             w.ffn(il)
         else:
-            w.experts(il, probs_bias=None)
+            w.experts(il)
             w.ffn(il, n_ff=hp.n_ff_exp[il] * hp.n_expert_shared, suffix="_shexp")
 
 
@@ -59,7 +60,8 @@ def graph(b: Builder) -> None:
         if il < hp.n_layer_dense_lead:
             y = b.ffn(w, y, il)
         else:
-            moe = b.moe(w, y, il, gating=hp.expert_gating_func, norm_w=hp.expert_weights_norm, w_scale=hp.expert_weights_scale)
+            moe = b.moe(w, y, il, gating=hp.expert_gating_func, norm_w=hp.expert_weights_norm,
+                        w_scale=hp.expert_weights_scale)
             y = b.add(moe, b.ffn(w, y, il, suffix="_shexp"), "ffn_out", il)
         x = b.layer_out(b.residual(x, y, "ffn_out", il), il)
     b.finish(x)

@@ -154,5 +154,5 @@ class Attention(Core):
 
     @staticmethod
     def _rounded(x: Tensor, cached: Tensor) -> Tensor:
-        """x in the type of a 16-bit cache: ggml multiplies in that type, and close calls (which expert) fall accordingly."""
+        """x in the type of a 16-bit cache: ggml multiplies in that type, and close calls (which expert) depend on it."""
         return ops.cast(x, cached.type) if cached.type in (F16, BF16) else x

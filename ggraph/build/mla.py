@@ -1,7 +1,7 @@
 """Latent attention (MLA): K and V of all heads come from one small vector per token, and that vector is what is kept.
 
-In: normed hidden states. Out: the attention's output projection. Where the file holds the two halves of the matrix that
-makes K and V of a latent vector, K's half goes to the queries and V's to the result, so that attention runs on the latent
+In: normed hidden states. Out: the attention's output projection. Where the file holds the matrix that makes K and V of a
+latent vector in two halves, K's half goes to the queries and V's to the result, so that attention runs on the latent
 vectors themselves: one KV head, whose V is the first part of its K. From one whole matrix K and V are made instead.
 """
 from __future__ import annotations
@@ -39,16 +39,16 @@ class LatentAttention(Attention):
         q_nope, q_pe = split(q, (hp.n_embd_head_k_mla - hp.n_rot, hp.n_rot))
         q_pe = self.rope(self.cb(q_pe, "q_pe", il), il)
         q_nope = ops.mul_mat(w.attn_k_b.weight, ops.permute(q_nope, (0, 2, 1, 3)))
-        q_nope = ops.permute(self.cb(q_nope, "q_nope_absorbed", il), (0, 2, 1, 3))            # [n_lora_kv, n_head, n_tokens]
+        q_nope = ops.permute(self.cb(q_nope, "q_nope_absorbed", il), (0, 2, 1, 3))        # [n_lora_kv, n_head, n_tokens]
         q = self.cb(ops.concat(q_nope, q_pe, 0), "Qcur", il)
         k = self.cb(ops.concat(ops.reshape(latent, (hp.n_lora_kv, 1, self.n_tokens)), k_pe, 0), "Kcur", il)
         return self.attn(w.attn_output, self.attn_temperature(q, il), k, None, il, scale=scale, v_b=w.attn_v_b)
 
     def _decompressed(self, w: Group, q: Tensor, latent: Tensor, k_pe: Tensor, il: int, scale: float) -> Tensor:
         hp, n_head = self.hp, self.hp.n_head[il]
-        nope = hp.n_embd_head_k_mla - hp.n_rot
+        nope, head_v = hp.n_embd_head_k_mla - hp.n_rot, hp.n_embd_head_v_mla
         kv = self.cb(self.mm(w.attn_kv_b, latent), "kv", il)
-        k_nope, v = split(ops.reshape(kv, (nope + hp.n_embd_head_v_mla, n_head, self.n_tokens)), (nope, hp.n_embd_head_v_mla))
+        k_nope, v = split(ops.reshape(kv, (nope + head_v, n_head, self.n_tokens)), (nope, head_v))
         q = self.rope(self.cb(q, "Qcur", il), il, offset=nope)
         k = self.cb(ops.concat(k_nope, ops.repeat(k_pe, (hp.n_rot, n_head, self.n_tokens)), 0), "Kcur", il)
         v = self.cb(ops.cont(v), "Vcur", il)

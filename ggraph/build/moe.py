@@ -5,6 +5,7 @@ In: normed hidden states [n_embd, n_tokens]. Out: the same shape. Every step of 
 from __future__ import annotations
 
 from .. import ops
+from ..errors import ModelError
 from ..tensor import Tensor
 from ..weights import Group, Param
 from .core import split
@@ -23,12 +24,16 @@ class Experts(FeedForward):
         they are multiplied (0: not), `logits` replaces the router's product. `choose_by_logits`: not by what the gating
         makes of them.
         """
-        n_tokens = x.ne[1]
         chosen, weights = self._route(w, x, il, gating, norm_w, w_scale, logits, choose_by_logits)
-        y = ops.reshape(x, (x.ne[0], 1, n_tokens))
+        return self.experts(w, x, chosen, weights, il, act=act, limit=limit, weight_before_ffn=weight_before_ffn)
+
+    def experts(self, w: Group, x: Tensor, chosen: Tensor, weights: Tensor, il: int, *, act: str = "silu",
+                limit: float = 0.0, weight_before_ffn: bool = False, suffix: str = "_exps") -> Tensor:
+        """The weighted sum of the chosen experts; chosen I32 [n_used, n_tokens], weights [1, n_used, n_tokens]."""
+        y = ops.reshape(x, (x.ne[0], 1, x.ne[1]))
         if weight_before_ffn:
-            y = ops.mul(ops.repeat(y, (x.ne[0], chosen.ne[0], n_tokens)), weights)
-        y = self._experts(w, y, chosen, il, act, limit)
+            y = ops.mul(ops.repeat(y, (x.ne[0], chosen.ne[0], x.ne[1])), weights)
+        y = self._experts(w, y, chosen, il, act, limit, suffix)
         if not weight_before_ffn:
             y = self.cb(ops.mul(y, weights), "ffn_moe_weighted", il)
         return self.cb(self._sum(y), "ffn_moe_out", il)
@@ -36,7 +41,6 @@ class Experts(FeedForward):
     def _route(self, w: Group, x: Tensor, il: int, gating: int, norm_w: bool, w_scale: float, logits: Tensor | None,
                choose_by_logits: bool) -> tuple[Tensor, Tensor]:
         """(chosen experts I32 [n_used, n_tokens], their weights [1, n_used, n_tokens])"""
-        n_used, n_tokens = self.hp.n_expert_used[il], x.ne[1]
         if logits is None:
             logits = self.linear(w.ffn_gate_inp, x, "ffn_moe_logits", il)
         probs = self.cb(_probs(logits, gating), "ffn_moe_probs", il)
@@ -44,7 +48,13 @@ class Experts(FeedForward):
         selection = logits if choose_by_logits else probs
         if bias is not None:
             selection = self.cb(ops.add(selection, bias.weight), "ffn_moe_probs_biased", il)
-        chosen = self.cb(ops.top_k(self._limit_groups(selection, il), n_used), "ffn_moe_topk", il)
+        chosen = self.cb(ops.top_k(self._limit_groups(selection, il), self.hp.n_expert_used[il]), "ffn_moe_topk", il)
+        return chosen, self.expert_weights(probs, chosen, il, gating, norm_w, w_scale)
+
+    def expert_weights(self, probs: Tensor, chosen: Tensor, il: int, gating: int = SOFTMAX, norm_w: bool = True,
+                       w_scale: float = 0.0) -> Tensor:
+        """[1, n_used, n_tokens] from probs [n_expert, n_tokens] of chosen I32 [n_used, n_tokens]; options as in `moe`."""
+        n_used, n_tokens = chosen.ne[0], chosen.ne[1]
         weights = self.cb(ops.get_rows(ops.reshape(probs, (1, probs.ne[0], n_tokens)), chosen), "ffn_moe_weights", il)
         weights = ops.reshape(weights, (n_used, n_tokens))
         if gating == SOFTMAX_WEIGHT:
@@ -54,7 +64,7 @@ class Experts(FeedForward):
             weights = self.cb(ops.div(weights, total), "ffn_moe_weights_norm", il)
         if w_scale not in (0.0, 1.0):
             weights = self.cb(ops.scale(weights, w_scale), "ffn_moe_weights_scaled", il)
-        return chosen, ops.reshape(weights, (1, n_used, n_tokens))
+        return ops.reshape(weights, (1, n_used, n_tokens))
 
     def _limit_groups(self, selection: Tensor, il: int) -> Tensor:
         """Only experts of the best groups stay: a group counts as much as its two best experts (DeepSeek V3)."""
@@ -70,21 +80,23 @@ class Experts(FeedForward):
         masked = ops.set_rows(ops.fill(groups, float("-inf")), kept, chosen)
         return self.cb(ops.reshape(masked, (n_expert, n_tokens)), "ffn_moe_probs_masked", il)
 
-    def _experts(self, w: Group, x: Tensor, chosen: Tensor, il: int, act: str, limit: float) -> Tensor:
+    def _experts(self, w: Group, x: Tensor, chosen: Tensor, il: int, act: str, limit: float, suffix: str) -> Tensor:
         """x [n_embd, 1 or n_used, n_tokens] -> the chosen experts' results [n_embd, n_used, n_tokens]"""
-        if w.ffn_gate_up_exps is not None:
-            both = self._expert_linear(w.ffn_gate_up_exps, x, chosen, "ffn_moe_gate_up", il)
-            gate: Tensor | None
+        gate_up, gate_w = (vars(w).get(f"ffn_{name}{suffix}") for name in ("gate_up", "gate"))
+        gate: Tensor | None
+        if gate_up is not None:
+            both = self._expert_linear(gate_up, x, chosen, "ffn_moe_gate_up", il)
             gate, up = split(both, (both.ne[0] // 2,) * 2)
         else:
-            up = self._expert_linear(w.ffn_up_exps, x, chosen, "ffn_moe_up", il)
-            gate = None if w.ffn_gate_exps is None else self._expert_linear(w.ffn_gate_exps, x, chosen, "ffn_moe_gate", il)
+            up = self._expert_linear(getattr(w, "ffn_up" + suffix), x, chosen, "ffn_moe_up", il)
+            gate = None if gate_w is None else self._expert_linear(gate_w, x, chosen, "ffn_moe_gate", il)
         if limit:
             assert gate is not None and act == "silu"
             y = ops.swiglu_clamp(gate, up, limit)
         else:
             y = self.activate(up, act) if gate is None else self.gated(gate, up, act)
-        return self._expert_linear(w.ffn_down_exps, self.cb(y, "ffn_moe_act", il), chosen, "ffn_moe_down", il)
+        down = getattr(w, "ffn_down" + suffix)
+        return self._expert_linear(down, self.cb(y, "ffn_moe_act", il), chosen, "ffn_moe_down", il)
 
     def _expert_linear(self, p: Param, x: Tensor, chosen: Tensor, name: str, il: int) -> Tensor:
         y = self.cb(ops.mul_mat_id(p.weight, x, chosen), name, il)
@@ -109,4 +121,6 @@ def _probs(logits: Tensor, gating: int) -> Tensor:
         return ops.sigmoid(logits)
     if gating == SQRT_SOFTPLUS:
         return ops.sqrt(ops.softplus(logits))
+    if gating not in (SOFTMAX, SOFTMAX_WEIGHT):
+        raise ModelError(f"the file names expert gating function {gating}; known ones are 1 to 4")
     return logits if gating == SOFTMAX_WEIGHT else ops.soft_max(logits)

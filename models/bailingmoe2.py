@@ -1,0 +1,50 @@
+"""bailingmoe2: Ling 2 and Ring 2; Q and K normed per head, experts in groups with a choice bias, shared experts."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ggraph.build import Builder
+from ggraph.hparams import HParams
+from ggraph.ops import NEOX
+from ggraph.weights import Weights
+
+
+def hparams(kv: Mapping[str, Any]) -> HParams:
+    return HParams.read(kv, rope_mode=NEOX)
+
+
+def weights(t: Weights) -> None:
+    hp = t.hp
+    t.embeddings()
+    for il, w in t.layers():
+        w.norm("attn_norm", "ffn_norm")
+        w.norm("attn_q_norm", "attn_k_norm", n=hp.n_embd_head_k)
+        w.qkv(il)
+        w.attn_out(il)
+        if il < hp.n_layer_dense_lead:
+            w.ffn(il)
+        else:
+            w.experts(il)
+            w.ffn(il, n_ff=(hp.n_ff_shexp or hp.n_ff_exp[il]) * hp.n_expert_shared, suffix="_shexp")
+
+
+def graph(b: Builder) -> None:
+    hp = b.hp
+    x = b.inp_embd()
+    for il, w in b.layers():
+        y = b.norm(x, w.attn_norm, "attn_norm", il)
+        q, k, v = b.qkv(w, y, il)
+        q, k = b.qk_norm(w, q, k, il)
+        y = b.attn(w.attn_output, b.rope(q, il), b.rope(k, il), v, il)
+        y, x = b.out_ids(il, y, x)
+        x = b.residual(x, y, "sa_out", il)
+        y = b.norm(x, w.ffn_norm, "ffn_norm", il)
+        if il < hp.n_layer_dense_lead:
+            y = b.ffn(w, y, il)
+        else:
+            moe = b.moe(w, y, il, gating=hp.expert_gating_func, norm_w=hp.expert_weights_norm,
+                        w_scale=hp.expert_weights_scale)
+            y = b.add(moe, b.ffn(w, y, il, suffix="_shexp"), "ffn_out", il)
+        x = b.layer_out(b.residual(x, y, "ffn_out", il), il)
+    b.finish(x)

@@ -1,0 +1,39 @@
+"""glm4: GLM 4 (2025) and GLM 4.1V's text; norms around both blocks, one matrix for gate and up."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ggraph.build import Builder
+from ggraph.hparams import HParams
+from ggraph.ops import MROPE, NORMAL
+from ggraph.weights import Weights
+
+
+def hparams(kv: Mapping[str, Any]) -> HParams:
+    hp = HParams.read(kv)
+    return hp.replace(rope_mode=MROPE if min(hp.rope_sections[:2]) > 0 else NORMAL)
+
+
+def weights(t: Weights) -> None:
+    t.embeddings()
+    for il, w in t.layers():
+        w.norm("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
+        w.qkv(il)
+        w.attn_out(il)
+        w("ffn_up", t.hp.n_embd, 2 * t.hp.n_ff[il])
+        w("ffn_down", t.hp.n_ff[il], t.hp.n_embd)
+
+
+def graph(b: Builder) -> None:
+    x = b.inp_embd()
+    for il, w in b.layers():
+        y = b.norm(x, w.attn_norm, "attn_norm", il)
+        q, k, v = b.qkv(w, y, il)
+        y = b.attn(w.attn_output, b.rope(q, il), b.rope(k, il), v, il)
+        y, x = b.out_ids(il, y, x)
+        x = b.residual(x, b.norm(y, w.post_attention_norm, "post_attn_norm", il), "ffn_inp", il)
+        y = b.norm(x, w.ffn_norm, "ffn_norm", il)
+        y = b.norm(b.ffn(w, y, il), w.post_ffw_norm, "post_mlp_norm", il)
+        x = b.layer_out(b.residual(x, y, "ffn_out", il), il)
+    b.finish(x)

@@ -1,0 +1,55 @@
+"""glm4moe: GLM 4.5 to 4.7; experts chosen by sigmoid with a bias after leading dense layers, shared experts."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ggraph.build import Builder
+from ggraph.build.moe import SIGMOID
+from ggraph.hparams import HParams
+from ggraph.ops import MROPE, NEOX
+from ggraph.weights import Weights
+
+
+def hparams(kv: Mapping[str, Any]) -> HParams:
+    hp = HParams.read(kv)
+    return hp.replace(rope_mode=MROPE if min(hp.rope_sections[:2]) > 0 else NEOX,
+                      expert_gating_func=hp.expert_gating_func or SIGMOID)
+
+
+def weights(t: Weights) -> None:
+    hp = t.hp
+    t.embeddings()
+    for il, w in t.layers():
+        w.norm("attn_norm", "post_attention_norm")
+        w.norm("attn_q_norm", "attn_k_norm", n=hp.n_embd_head_k, optional=True)
+        w.qkv(il)
+        w.attn_out(il)
+        if il < hp.n_layer_dense_lead:
+            w.ffn(il)
+            continue
+        w.experts(il, n_ff=hp.n_ff_expert(il), probs_bias=True)
+        if hp.n_expert_shared:
+            w.ffn(il, n_ff=hp.n_ff_expert(il) * hp.n_expert_shared, suffix="_shexp")
+
+
+def graph(b: Builder) -> None:
+    hp = b.hp
+    x = b.inp_embd()
+    for il, w in b.layers():
+        y = b.norm(x, w.attn_norm, "attn_norm", il)
+        q, k, v = b.qkv(w, y, il)
+        if w.attn_q_norm:
+            q, k = b.qk_norm(w, q, k, il)
+        y = b.attn(w.attn_output, b.rope(q, il), b.rope(k, il), v, il)
+        y, x = b.out_ids(il, y, x)
+        x = b.residual(x, y, "ffn_inp", il)
+        y = b.norm(x, w.post_attention_norm, "post_attn_norm", il)
+        if il < hp.n_layer_dense_lead:
+            y = b.ffn(w, y, il)
+        else:
+            moe = b.moe(w, y, il, gating=hp.expert_gating_func, norm_w=hp.expert_weights_norm,
+                        w_scale=hp.expert_weights_scale)
+            y = b.add(moe, b.ffn(w, y, il, suffix="_shexp"), "ffn_out", il) if hp.n_expert_shared else moe
+        x = b.layer_out(b.residual(x, y, "ffn_out", il), il)
+    b.finish(x)
