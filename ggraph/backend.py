@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -34,6 +34,12 @@ class HostBuffer:
 Progress = Callable[[str, int, int], None]          # (what, done, total)
 
 
+class NodeTime(NamedTuple):
+    """What one step took: `nodes` are one node, or those that were fused; `seconds` from the end of the step before."""
+    nodes: tuple[Tensor, ...]
+    seconds: float
+
+
 class Compiled(Protocol):
     """One split, ready to run with the sizes that it was last given."""
     reads: Collection[Tensor]                   # roots that it reads: an input that is not among them needs no filling
@@ -41,7 +47,8 @@ class Compiled(Protocol):
     def resize(self, values: Mapping[str, int]) -> None:
         """Take over the sizes of the next batch: variable name -> value."""
 
-    def run(self, n_threads: int = 1) -> None: ...
+    def run(self, n_threads: int = 1, times: list[NodeTime] | None = None) -> None:
+        """With `times`, the clock is read around each step and its time appended."""
 
 
 class Backend(Protocol):

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from . import dtypes, env
-from .backend import Backend, Progress
+from .backend import Backend, NodeTime, Progress
 from .batch import Batch, Ubatch, validate
 from .build import Builder, Dims
 from .cparams import POOLING, CParams, resolve_rope
@@ -115,6 +115,8 @@ class Context:
         self.plans = PlanCache()
         self.perf = Perf()
         self._busy = threading.Lock()
+        self._aborted = False
+        self.times: list[NodeTime] | None = None           # give it a list, and every step's time is appended
         self._rows: np.ndarray | None = None
         self._rows_kind = ""
         self._open()
@@ -155,7 +157,7 @@ class Context:
         tokens those are. Errors: `BatchError` (nothing was changed), `ContextFull` (nothing was changed), `Aborted`.
         """
         with self._alone():
-            start, n_done = time.perf_counter(), 0
+            start, n_done, self._aborted = time.perf_counter(), 0, False
             asked = self._validate(kind, batch)
             self._settle()
             steps = self.memory.prepare(asked)
@@ -165,7 +167,9 @@ class Context:
                 try:
                     plan = self._plan(kind, step)
                     plan.fill(step)
-                    plan.run(self._threads(step), self._see)
+                    if self._aborted:       # between two ubatches
+                        raise Aborted("the run was aborted")
+                    plan.run(self._threads(step), self._see, self.times)
                     self._take_rows(plan, step, only=len(steps) == 1)
                 except BaseException as e:
                     self.memory.rollback()
@@ -250,7 +254,8 @@ class Context:
 
     def _builder(self, embd: bool = False) -> Builder:
         cp = self.cparams
-        return Builder(self.model.hparams, self.model.weights, cp, self.memory, Dims.largest(cp, recurrent=self.memory.rs is not None), embd)
+        dims = Dims.largest(cp, recurrent=self.memory.rs is not None)
+        return Builder(self.model.hparams, self.model.weights, cp, self.memory, dims, embd)
 
     def plan(self, graph: Graph) -> Plan:
         watch = self.hook.accepts if self.hook else None
@@ -309,7 +314,8 @@ class Context:
     # --- control
 
     def abort(self) -> None:
-        """Stop the running `process` soon, from any thread; it raises `Aborted`."""
+        """Stop the running `process` soon, from any thread; it raises `Aborted`. Where none runs, nothing happens."""
+        self._aborted = True
         for b in self.backends:
             b.abort()
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from ggraph.backend import HostBuffer
+from ggraph.backend import HostBuffer, NodeTime
+from ggraph.errors import Aborted
 from ggraph.ops import VIEWS
 from ggraph.size import Sizes
 from ggraph.tensor import Tensor
@@ -66,7 +67,7 @@ class Compiled:
         emit = Emit(backend.panels.address)
         lowered = lower(nodes, keep, emit)
         self.scratch = HostBuffer.empty(emit.scratch_bytes)
-        native = [step for item in lowered if isinstance(item, list) for step in item]
+        self.steps = native = [step for item in lowered if isinstance(item, list) for step in item]
         backend.panels.fill(backend.progress)
         self._compile_kernels(native)
         self._write_blocks(native)
@@ -97,9 +98,15 @@ class Compiled:
             if isinstance(part, ref.Plan):
                 part.resize(values)
 
-    def run(self, n_threads: int = 1) -> None:
+    def run(self, n_threads: int = 1, times: list[NodeTime] | None = None) -> None:
+        self.backend.aborted = False
         for part in self.parts:
-            part.run(n_threads)
+            if isinstance(part, ref.Plan):
+                part.walk(times)
+            elif self.backend.aborted:          # between two tables
+                raise Aborted("the run was aborted")
+            else:
+                part.run(n_threads, times)
 
 
 class _Table:
@@ -108,9 +115,17 @@ class _Table:
     def __init__(self, owner: Compiled, start: int, stop: int):
         self.owner, self.start, self.stop = owner, start, stop
 
-    def run(self, n_threads: int) -> None:
-        table = self.owner.table
-        pool.run(table.ctypes.data + self.start * table.strides[0], self.stop - self.start, n_threads)
+    def run(self, n_threads: int, times: list[NodeTime] | None) -> None:
+        table, n = self.owner.table, self.stop - self.start
+        first = table.ctypes.data + self.start * table.strides[0]
+        if times is None:
+            pool.run(first, n, n_threads)
+            return
+        ticks, start = np.zeros(n, np.int64), pool.ticks()
+        pool.run(first, n, n_threads, times=ticks.ctypes.data)
+        ends = np.maximum.accumulate(np.concatenate([[start], ticks]))          # a step without a barrier has no end of its own
+        for step, took in zip(self.owner.steps[self.start:self.stop], np.diff(ends) / pool.ticks_per_second()):
+            times.append(NodeTime(step.nodes, float(took)))
 
 
 def _parts(lowered: Sequence[list[Step] | Tensor], owner: Compiled, backend: Cpu) -> list[_Table | ref.Plan]:

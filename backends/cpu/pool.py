@@ -149,6 +149,13 @@ def abort(owner: object = None) -> None:
             C.words[C.ABORT] = 1
 
 
+def ticks() -> int:
+    """The clock that `times` is given in, now."""
+    now = ctypes.c_int64()
+    _native(executor.clock.address)(ctypes.addressof(now), 0, 1)
+    return now.value
+
+
 def ticks_per_second() -> float:
     """Rate of the clock that `times` is given in."""
     return _get().ticks

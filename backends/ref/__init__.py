@@ -5,11 +5,12 @@ single nodes through it, on the same buffers, where they have no kernel of their
 """
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from ggraph.backend import HostBuffer, Progress
+from ggraph.backend import HostBuffer, NodeTime, Progress
 from ggraph.errors import Aborted
 from ggraph.ops import VIEWS
 from ggraph.size import Sizes
@@ -94,14 +95,22 @@ class Plan:
         kept = self.backend.unpacked
         self.operands = {t: Operand(t, row[:4], row[4:8], row[8] + row[9], kept) for t, row in zip(self.tensors, table)}
 
-    def run(self, n_threads: int = 1, on_node: Callable[[Tensor], None] | None = None) -> None:
+    def run(self, n_threads: int = 1, times: list[NodeTime] | None = None,
+            on_node: Callable[[Tensor], None] | None = None) -> None:
         """Compute all nodes; `on_node` is called after each. Aborted when `abort` was called meanwhile."""
         self.backend.aborted = False
+        self.walk(times, on_node)
+
+    def walk(self, times: list[NodeTime] | None = None, on_node: Callable[[Tensor], None] | None = None) -> None:
+        """`run` as a part of something that has begun: an abort since then counts."""
         with np.errstate(all="ignore"):             # infinities and NaN are results like others
             for node in self.nodes:
                 if self.backend.aborted:
                     raise Aborted("the run was aborted")
+                start = time.perf_counter()
                 self._compute(node)
+                if times is not None:
+                    times.append(NodeTime((node,), time.perf_counter() - start))
                 if on_node:
                     on_node(node)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import Backend, Compiled
+from ..backend import Backend, Compiled, NodeTime
 from ..graph import Graph
 from ..size import Sizes
 from ..tensor import Tensor
@@ -80,11 +80,11 @@ class Plan:
             for tensor, data in zip(source.tensors, source.fill(step)):
                 host.upload(tensor.buffer, tensor.offset, data)
 
-    def run(self, n_threads: int = 1, see: See | None = None) -> None:
-        """Run all splits; `see` is called after each watched node."""
+    def run(self, n_threads: int = 1, see: See | None = None, times: list[NodeTime] | None = None) -> None:
+        """Run all splits; `see` is called after each watched node, the time of each step is appended to `times`."""
         for part, compiled in zip(self.splits, self.compiled):
             self._copy_in(part)
-            compiled.run(n_threads)
+            compiled.run(n_threads, times)
             if part.watched is not None and see is not None:
                 see(self, part.watched)
 
