@@ -163,7 +163,7 @@ class Generation(Iterator[str]):
             self._busy = False
 
     def _report(self, done: int, total: int) -> None:
-        if self._stopped:
-            raise Aborted("the generation was stopped")
         if self._progress and total > 1:
             self._progress(done, total)
+        if self._stopped:
+            raise Aborted("the generation was stopped")
