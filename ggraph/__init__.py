@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ggraph.batch import Batch
     from ggraph.chat import ChatTemplate
     from ggraph.context import STOP, Context, Hook
-    from ggraph.generate import LLM
+    from ggraph.generate import LLM, Generation
     from ggraph.hub import HubError
     from ggraph.model import Model
     from ggraph.sampling import Sampler
@@ -53,6 +53,7 @@ __all__ = [
     "ContextFull",
     "Error",
     "GGUFError",
+    "Generation",
     "Hook",
     "HubError",
     "LLM",
@@ -72,6 +73,7 @@ _HOME = {
     "Batch": "batch",
     "ChatTemplate": "chat",
     "Context": "context",
+    "Generation": "generate",
     "Hook": "context",
     "HubError": "hub",
     "LLM": "generate",
