@@ -87,7 +87,9 @@ class ChatTemplate:
         if not isinstance(message, Mapping):
             raise TemplateError(f"messages[{i}] is not an object with a role and a content")
         fitted = {**message, "content": self._fit_content(i, message.get("content"))}
-        calls = message.get("tool_calls")
+        calls = message.get("tool_calls") or []
+        if not isinstance(calls, Sequence):
+            raise TemplateError(f"messages[{i}].tool_calls is not a list")
         if calls and self._wants_parsed_arguments:
             fitted["tool_calls"] = [_parsed(call, f"messages[{i}].tool_calls[{j}]") for j, call in enumerate(calls)]
         return fitted

@@ -121,6 +121,7 @@ def test_content_parts() -> None:
 @pytest.mark.parametrize("messages, message", [
     (["Hi"], r"messages\[0\] is not an object"),
     ([*HI, {"role": "user", "content": 5}], r"messages\[1\].content is neither text nor a list"),
+    ([{"role": "assistant", "tool_calls": 5}], r"messages\[0\].tool_calls is not a list"),
     ([{"role": "user", "content": ["a"]}], r"messages\[0\].content has a part of type None"),
 ])
 def test_bad_messages(messages: list[Any], message: str) -> None:

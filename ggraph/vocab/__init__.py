@@ -79,19 +79,19 @@ class Vocab:
         self._words_only = kv[KEY + "model"] == "whitespace"
 
     def _set_additions(self) -> None:
-        """What `encode` puts around a text. WordPiece has BOS and SEP there whatever the flags say."""
-        wpm = self.kind == "wpm"
-        self.add_sep = self._config.add_sep
-        self.add_bos, self.add_eos = self._config.add_bos or wpm, self._config.add_eos
+        """What `encode` puts around a text. WordPiece has BOS and SEP there whatever the flags say, RWKV nothing."""
+        c = self._config
+        self.add_bos, self.add_eos, self.add_sep = c.add_bos, c.add_eos, c.add_sep
         for flag, id in (("add_bos", self.bos), ("add_eos", self.eos)):
             if getattr(self, flag) and id is None:
                 env.log(f"the file says {flag} but names no such token: none is added")
                 setattr(self, flag, False)
-        first, last = self.bos if self.add_bos else None, self.sep if wpm else self.eos if self.add_eos else None
-        if self.kind == "rwkv":
-            first = last = None
-        self._before = [] if first is None else [first]
-        self._after = [] if last is None else [last]
+        before, after = self.bos if self.add_bos else None, self.eos if self.add_eos else None
+        if self.kind == "wpm":
+            before, after = self.bos, self.sep
+        elif self.kind == "rwkv":
+            before = after = None
+        self._before, self._after = [[] if id is None else [id] for id in (before, after)]
 
     def _strip(self, kv: Mapping[str, Any], arch: str) -> tuple[frozenset[int], frozenset[int]]:
         """The special tokens that take the spaces on their left or right along. No key says so: llama.cpp goes by

@@ -13,6 +13,8 @@ from .bpe import SPACE
 from .pretok import onig
 from .tokens import Tokens
 
+CACHED_WORDS = 100_000
+
 # CJK ideographs: each is a word. What is punctuation or a mark is asked of Oniguruma, since Python's own tables are as
 # old as the Python.
 _CJK = (r"\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{20000}-\x{2A6DF}\x{2A700}-\x{2B73F}\x{2B740}-\x{2B81F}\x{2B920}-\x{2CEAF}"
@@ -66,11 +68,12 @@ class WPM:
                 for text in texts]
 
     def _known(self, word: str) -> list[int]:
-        if word not in self._words:
-            if len(self._words) > 100_000:
+        ids = self._words.get(word)
+        if ids is None:
+            if len(self._words) >= CACHED_WORDS:
                 self._words.clear()
-            self._words[word] = self._pieces(SPACE + word)
-        return self._words[word]
+            self._words[word] = ids = self._pieces(SPACE + word)
+        return ids
 
     def _pieces(self, word: str) -> list[int]:
         """Greedy longest pieces; a word with any part unknown is unknown as a whole."""
