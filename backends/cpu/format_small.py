@@ -21,10 +21,10 @@ def head_nvfp4(src, dst, r):
 
 @inline
 def ue4m3(x):
-    """Half the value of 4 bits exponent, 3 bits mantissa; below 8 it is subnormal, 127 counts as 0."""
+    """Half the value of 4 bits exponent, 3 bits mantissa; below 8 it is subnormal. The byte 127 counts as 0."""
     n = x & 127
     normal = simd.as_f32((n << 20) + (119 << 23))
-    return simd.select(n < 8, simd.to_f32(n) * 2.0 ** -10, simd.select(n == 127, simd.splat_f32(0.0), normal))
+    return simd.select(n < 8, simd.to_f32(n) * 2.0 ** -10, simd.select(x == 127, simd.splat_f32(0.0), normal))
 
 
 @inline
