@@ -58,8 +58,11 @@ class Chat:
             try:
                 text = self._ask()
             except KeyboardInterrupt:
-                if warned or not self.terminal:
+                if not self.terminal:
                     raise
+                if warned:
+                    say("")
+                    return
                 warned = True
                 say("\n(Ctrl-C again or Ctrl-D leaves)")
                 continue

@@ -50,6 +50,7 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
+            env.debug()             # a wrong value is told before anything is done
             return super().invoke(ctx)
         except KeyboardInterrupt:
             click.echo(err=True)
