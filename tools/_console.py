@@ -14,7 +14,8 @@ from typing import Any
 import ggraph
 from ggraph import env
 
-LABELS = {"weights": "loading weights", "kernels": "compiling kernels", "prompt": "reading the prompt", "fetch": "fetching"}
+LABELS = {"weights": "loading weights", "kernels": "compiling kernels", "prompt": "reading the prompt", "fetch": "fetching",
+          "bench": "measuring"}
 
 
 class Bars:
