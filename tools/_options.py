@@ -199,43 +199,51 @@ _ROPE: dict[str, tuple[Any, str]] = {
 }
 ROPE = [_rope(f"--{name}", type=kind, help=text + "  [default: the file's]") for name, (kind, text) in _ROPE.items()]
 
-_SAMPLING: dict[str, tuple[tuple[str, ...], str]] = {
-    "seed": (("-s", "--seed"), "Seed of the random draws; -1: a fresh one, which is then told."),
-    "samplers": (("--samplers",), "Samplers in this order, joined by ';'."),
-    "temp": (("--temp", "--temperature"), "Temperature; 0 always takes the likeliest token."),
-    "top_k": (("--top-k",), "Keep the N likeliest tokens; 0: all."),
-    "top_p": (("--top-p",), "Keep the likeliest tokens that together reach N; 1: all."),
-    "min_p": (("--min-p",), "Keep tokens with at least N times the best one's probability; 0: all."),
-    "top_n_sigma": (("--top-nsigma", "--top-n-sigma"), "Keep tokens within N standard deviations of the best; -1: all."),
-    "typical": (("--typical", "--typical-p"), "Locally typical sampling; 1: off."),
-    "xtc_probability": (("--xtc-probability",), "How often XTC excludes top choices; 0: never."),
-    "xtc_threshold": (("--xtc-threshold",), "Probability from which XTC calls a token a top choice."),
-    "repeat_last_n": (("--repeat-last-n",), "Tokens that penalties look back; 0: off."),
-    "repeat_penalty": (("--repeat-penalty",), "Penalize repeated tokens; 1: off."),
-    "presence_penalty": (("--presence-penalty",), "Penalize tokens that are there already; 0: off."),
-    "frequency_penalty": (("--frequency-penalty",), "Penalize tokens by how often they are there; 0: off."),
-    "dry_multiplier": (("--dry-multiplier",), "Penalize repeated runs of tokens (DRY); 0: off."),
-    "dry_base": (("--dry-base",), "DRY: how fast the penalty grows with the run."),
-    "dry_allowed_length": (("--dry-allowed-length",), "DRY: longest run without a penalty."),
-    "dry_penalty_last_n": (("--dry-penalty-last-n",), "DRY: tokens to look back; 0: off."),
-    "adaptive_target": (("--adaptive-target",), "adaptive-p: probability to aim at; negative: off."),
-    "adaptive_decay": (("--adaptive-decay",), "adaptive-p: how slowly the target adapts."),
-    "dynatemp_range": (("--dynatemp-range",), "Dynamic temperature: this much below and above; 0: off."),
-    "dynatemp_exp": (("--dynatemp-exp",), "Dynamic temperature: exponent."),
-    "mirostat": (("--mirostat",), "Mirostat 1 or 2 in place of the other samplers; 0: off."),
-    "mirostat_lr": (("--mirostat-lr",), "Mirostat: learning rate (eta)."),
-    "mirostat_ent": (("--mirostat-ent",), "Mirostat: target entropy (tau)."),
+_SAMPLING: dict[str, tuple[Any, tuple[str, ...], str]] = {
+    "seed": (click.IntRange(-1, 2**32 - 1), ("-s", "--seed"), "Seed of the random draws; -1: a fresh one, which is then told."),
+    "samplers": (str, ("--samplers",), "Samplers in this order, joined by ';'."),
+    "temp": (float, ("--temp", "--temperature"), "Temperature; 0 always takes the likeliest token."),
+    "top_k": (int, ("--top-k",), "Keep the N likeliest tokens; 0: all."),
+    "top_p": (float, ("--top-p",), "Keep the likeliest tokens that together reach N; 1: all."),
+    "min_p": (float, ("--min-p",), "Keep tokens with at least N times the best one's probability; 0: all."),
+    "top_n_sigma": (float, ("--top-nsigma", "--top-n-sigma"), "Keep tokens within N standard deviations of the best; -1: all."),
+    "typical": (float, ("--typical", "--typical-p"), "Locally typical sampling; 1: off."),
+    "xtc_probability": (float, ("--xtc-probability",), "How often XTC excludes top choices; 0: never."),
+    "xtc_threshold": (float, ("--xtc-threshold",), "Probability from which XTC calls a token a top choice."),
+    "repeat_last_n": (int, ("--repeat-last-n",), "Tokens that penalties look back; 0: off."),
+    "repeat_penalty": (float, ("--repeat-penalty",), "Penalize repeated tokens; 1: off."),
+    "presence_penalty": (float, ("--presence-penalty",), "Penalize tokens that are there already; 0: off."),
+    "frequency_penalty": (float, ("--frequency-penalty",), "Penalize tokens by how often they are there; 0: off."),
+    "dry_multiplier": (float, ("--dry-multiplier",), "Penalize repeated runs of tokens (DRY); 0: off."),
+    "dry_base": (float, ("--dry-base",), "DRY: how fast the penalty grows with the run."),
+    "dry_allowed_length": (int, ("--dry-allowed-length",), "DRY: longest run without a penalty."),
+    "dry_penalty_last_n": (int, ("--dry-penalty-last-n",), "DRY: tokens to look back; 0: off."),
+    "adaptive_target": (float, ("--adaptive-target",), "adaptive-p: probability to aim at; negative: off."),
+    "adaptive_decay": (float, ("--adaptive-decay",), "adaptive-p: how slowly the target adapts."),
+    "dynatemp_range": (float, ("--dynatemp-range",), "Dynamic temperature: this much below and above; 0: off."),
+    "dynatemp_exp": (float, ("--dynatemp-exp",), "Dynamic temperature: exponent."),
+    "mirostat": (click.IntRange(0, 2), ("--mirostat",), "Mirostat 1 or 2 in place of the other samplers; 0: off."),
+    "mirostat_lr": (float, ("--mirostat-lr",), "Mirostat: learning rate (eta)."),
+    "mirostat_ent": (float, ("--mirostat-ent",), "Mirostat: target entropy (tau)."),
 }
 
 
-def _sampling_option(name: str, flags: Sequence[str], text: str) -> Callable[[F], F]:
-    default = ggraph.LLM.SAMPLING[name]
-    kind: Any = {"seed": click.IntRange(-1, 2**32 - 1), "mirostat": click.IntRange(0, 2)}.get(name, type(default))
-    return _sampling(name, *flags, type=kind, metavar="N" if kind is not str else "LIST", help=f"{text}  [default: {default}]")
+class _SamplingOption(Option):
+    """Without a value of its own, so that the file's defaults hold; the help tells llama.cpp's."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        record = super().get_help_record(ctx)
+        assert record is not None
+        return record[0], f"{record[1]}  [default: {ggraph.LLM.SAMPLING[self.name]}]"
+
+
+def _sampling_option(name: str, kind: Any, flags: Sequence[str], text: str) -> Callable[[F], F]:
+    return click.option(name, *flags, cls=_SamplingOption, group="Sampling", type=kind, metavar="LIST" if kind is str else "N",
+                        help=text)
 
 
 SAMPLING = (
-    *(_sampling_option(name, flags, text) for name, (flags, text) in _SAMPLING.items()),
+    *(_sampling_option(name, *row) for name, row in _SAMPLING.items()),
     _sampling("sampler_seq", "--sampler-seq", "--sampling-seq", callback=_sequence, metavar="LETTERS",
               help="The same as --samplers in letters, such as edskypmxt."),
     _sampling("dry_breakers", "--dry-sequence-breaker", multiple=True, metavar="TEXT",

@@ -62,7 +62,8 @@ def test_what_is_said_at_load_and_at_the_end(file: str) -> None:
     n_kv = 2 * tiny.N_LAYER * tiny.N_HEAD_KV * tiny.HEAD * 256 * 2
     assert f"KV cache {n_kv / 2**20:.2f} MiB: 2 layers x 256 cells, K F16, V F16" in err
     for line in (r"model tiny\.gguf: llama, 0\.10 M parameters", r"weights 0\.38 MiB", r"compute arena \d",
-                 r"backend \w+: \d+ threads", "seed 42", r"load time = +\d", r"prompt eval time = .* / +8 tokens \(.* ms per token, .* tokens per second\)",
+                 r"backend \w+: \d+ threads", "seed 42", r"load time = +\d",
+                 r"prompt eval time = .* / +8 tokens \(.* ms per token, .* tokens per second\)",
                  r" eval time = .* / +4 runs"):
         assert re.search(line, err), line
     assert run("-q", "-m", file, *GREEDY, "-n", "5", "the rain").stderr == ""
