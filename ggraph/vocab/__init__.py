@@ -20,7 +20,7 @@ from . import config, special, tokens
 from .partition import Partition
 from .pieces import Pieces
 from .stream import StreamDecoder
-from .tokens import CONTROL, KEY, UNKNOWN, USER_DEFINED
+from .tokens import CONTROL, KEY
 
 __all__ = ["StreamDecoder", "Vocab"]
 
@@ -72,7 +72,7 @@ class Vocab:
         for role, id in ids.items():
             setattr(self, role, id)
         self._set_additions()
-        self._partition = Partition(self._tokens, *self._strip(kv, file.arch))
+        self._partition = Partition(self._tokens, *special.stripping(self._tokens, kv, self.pre, file.arch))
         self._pieces = Pieces(self._tokens, self._config)
         self._merges = tokens.merges(file.kv, self.pre) if self.kind == "bpe" else []
         self._charsmap = tokens.charsmap(file.kv) if self.kind == "ugm" else b""
@@ -92,19 +92,6 @@ class Vocab:
         elif self.kind == "rwkv":
             before = after = None
         self._before, self._after = [[] if id is None else [id] for id in (before, after)]
-
-    def _strip(self, kv: Mapping[str, Any], arch: str) -> tuple[frozenset[int], frozenset[int]]:
-        """The special tokens that take the spaces on their left or right along. No key says so: llama.cpp goes by
-        the names of models."""
-        name, find = str(kv.get("general.name", "")).lower(), self._tokens.ids.get
-        if self.pre in ("jina-v2-de", "jina-v2-es", "jina-v2-code") or arch in ("nomic-bert-moe", "jina-bert-v3"):
-            return frozenset({find(b"<mask>", -1)}), frozenset()
-        if "phi-3" in name or "phi3" in name:
-            bare = {find(b"<unk>", -1), find(b"<s>", -1), find(b"<|endoftext|>", -1)}
-            return frozenset(), frozenset(self._tokens.having(CONTROL | USER_DEFINED | UNKNOWN)) - bare
-        if "modern-bert" in name:
-            return frozenset({find(b"[MASK]", -1)}), frozenset()
-        return frozenset(), frozenset()
 
     @cached_property
     def _encoder(self) -> Encoder:

@@ -46,7 +46,7 @@ class Special(NamedTuple):
 class Partition:
     """`lstrip`, `rstrip`: ids that take the spaces on their left or right along."""
 
-    def __init__(self, tokens: Tokens, lstrip: frozenset[int] = frozenset(), rstrip: frozenset[int] = frozenset()):
+    def __init__(self, tokens: Tokens, lstrip: set[int], rstrip: set[int]):
         ids = tokens.having(CONTROL | USER_DEFINED | UNKNOWN)
         ids.sort(key=lambda i: -len(tokens.raw[i]))
         self._by_head: dict[str, list[tuple[int, Special]]] = defaultdict(list)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ggraph.errors import VocabError
 
-from .tokens import CONTROL, KEY, NORMAL, UNUSED, USER_DEFINED, Tokens
+from .tokens import CONTROL, KEY, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Tokens
 
 # Role -> its keys, the later one wins.
 KEYS = {
@@ -38,6 +38,10 @@ NAMES = {
 EOG_NAMES = (*NAMES["eot"], "<|eom_id|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "</s>", "[EOS]", "<eos>",
              "<turn|>", "<|tool_response>", "[e~[")
 ALWAYS_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")     # gpt-oss
+
+# Special tokens that take the spaces beside them along. No key says so; llama.cpp goes by names.
+MASK_TAKES_LEFT = ("jina-v2-de", "jina-v2-es", "jina-v2-code", "nomic-bert-moe", "jina-bert-v3")
+ALL_TAKE_RIGHT, BUT = ("phi-3", "phi3"), (b"<unk>", b"<s>", b"<|endoftext|>")
 
 
 def roles(kv: Mapping[str, Any], tokens: Tokens, defaults: Mapping[str, int]) -> dict[str, int | None]:
@@ -90,3 +94,15 @@ def _keep_going(tokens: Tokens, eog: set[int | None], name: str, attr: int) -> N
     if i in eog:
         eog.discard(i)
         tokens.attrs[i] = attr
+
+
+def stripping(tokens: Tokens, kv: Mapping[str, Any], pre: str, arch: str) -> tuple[set[int], set[int]]:
+    """The ids that take the spaces on their left along, and those that do so on their right."""
+    name = str(kv.get("general.name", "")).lower()
+    if pre in MASK_TAKES_LEFT or arch in MASK_TAKES_LEFT:
+        return {tokens.ids.get(b"<mask>", -1)}, set()
+    if any(part in name for part in ALL_TAKE_RIGHT):
+        return set(), set(tokens.having(CONTROL | USER_DEFINED | UNKNOWN)) - {tokens.ids.get(text, -1) for text in BUT}
+    if "modern-bert" in name:
+        return {tokens.ids.get(b"[MASK]", -1)}, set()
+    return set(), set()

@@ -1,9 +1,9 @@
-"""Chat templates: messages in OpenAI's form -> prompt text.
+"""Somebody else's program: runs a Jinja template so that it can neither reach Python nor take unbounded time or memory.
 
-In: a Jinja source from a model file, messages, tools. Out: text, or `TemplateError` with the template's own message.
-Must not know: vocabularies, models. A template is somebody else's program: it runs in Jinja's immutable sandbox and
-on a budget, so that it can neither reach Python nor take unbounded time or memory. What the environment offers is
-what Hugging Face's renderer offers (transformers, utils/chat_template_utils.py).
+In: a template's source, the values it sees. Out: text, or `TemplateError`. Must not know: what messages look like.
+The immutable sandbox keeps templates away from Python. Time and memory it does not bound: here loops, calls and all
+that makes or shows values pay from a budget. What templates find in the environment is what Hugging Face's renderer
+offers (transformers, utils/chat_template_utils.py).
 """
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
-from functools import cached_property, wraps
+from functools import wraps
 from typing import Any, NoReturn
 
 import jinja2
@@ -27,147 +27,44 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ggraph.errors import TemplateError
 
-Message = Mapping[str, Any]
-
 BUDGET = 100_000_000    # what a rendering may cost, where a character of a value that is made or shown costs 1,
 ITEM, TURN, CALL = 50, 100, 2000    # an item of a value, one turn of a loop and one call this much,
 PER_INPUT = 100         # and each character or item of the input allows this much more
 MAX_BITS = 4096         # of an integer
-MEDIA = re.compile("image|audio|video|file")
-NEEDLE = "ggraphneedle"
-TOOL = {"type": "function", "function": {"name": "f", "description": "x", "parameters": {
-    "type": "object", "properties": {"y": {"type": "string", "description": "x"}}, "required": ["y"]}}}
 
 
-class _Refused(jinja2.TemplateError):
-    """The template called raise_exception."""
+class Program:
+    """A compiled template. `TemplateError` if the source does not compile."""
 
-
-class ChatTemplate:
-    """A compiled template. `bos_token` and `eos_token` are what it finds under these names.
-
-    Errors: `TemplateError` if the source does not compile.
-    """
-
-    def __init__(self, source: str, bos_token: str = "", eos_token: str = ""):
-        self.source, self.bos_token, self.eos_token = source, bos_token, eos_token
+    def __init__(self, source: str):
         try:
-            with _budget(BUDGET):
+            with _budget(BUDGET):       # the compiler computes constants
                 self._template = _Environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(f"the chat template does not compile, line {error.lineno}: {error.message}") from None
         except (Exception, RecursionError) as error:
             raise TemplateError(f"the chat template does not compile: {error}") from None
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None,
-               add_generation_prompt: bool = True, **kwargs: Any) -> str:
-        """The prompt for a conversation; `kwargs` are further variables of the template (`enable_thinking=False`).
-
-        Tool-call arguments may be JSON text, as clients send them. Errors: `TemplateError` where the template refuses
-        the conversation (with its own words), fails, or does something forbidden, and for arguments that are no JSON.
-        """
-        fitted = [self._fit(i, message) for i, message in enumerate(messages)]
-        return self._render(fitted, tools or None, add_generation_prompt, kwargs)
-
-    def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None,
-                add_generation_prompt: bool = True, variables: Mapping[str, Any] | None = None,
-                budget: int = BUDGET) -> str:
-        values = {"messages": messages, "tools": tools, "documents": None, "bos_token": self.bos_token,
-                  "eos_token": self.eos_token, "add_generation_prompt": add_generation_prompt, **(variables or {})}
+    def run(self, values: Mapping[str, Any], share: float = 1.0) -> str:
+        """The text for these values, at `share` of the full budget. `TemplateError` carries the words of a template
+        that refuses, or names the line of one that fails."""
         try:
-            with _budget(budget + PER_INPUT * _size(values, BUDGET)):
+            with _budget(int(share * BUDGET) + PER_INPUT * _size(dict(values), BUDGET)):
                 return self._template.render(values)
         except _Refused as error:
             raise TemplateError(str(error)) from None
         except (Exception, RecursionError, MemoryError) as error:
             raise TemplateError(f"the chat template failed{_line(error)}: {str(error) or type(error).__name__}") from None
 
-    def _fit(self, i: int, message: Message) -> dict[str, Any]:
-        """The message in the form that this template reads."""
-        if not isinstance(message, Mapping):
-            raise TemplateError(f"messages[{i}] is not an object with a role and a content")
-        fitted = {**message, "content": self._fit_content(i, message.get("content"))}
-        calls = message.get("tool_calls") or []
-        if not isinstance(calls, Sequence):
-            raise TemplateError(f"messages[{i}].tool_calls is not a list")
-        if calls and self._wants_parsed_arguments:
-            fitted["tool_calls"] = [_parsed(call, f"messages[{i}].tool_calls[{j}]") for j, call in enumerate(calls)]
-        return fitted
 
-    def _fit_content(self, i: int, content: Any) -> Any:
-        if content is None:
-            return None if self._reads_none else ""
-        if isinstance(content, str):
-            return [{"type": "text", "text": content}] if not self._reads_text and self._reads_parts else content
-        if not isinstance(content, Sequence):
-            raise TemplateError(f"messages[{i}].content is neither text nor a list of parts")
-        for part in content:
-            kind = part.get("type") if isinstance(part, Mapping) else None
-            if not isinstance(kind, str) or MEDIA.search(kind):
-                raise TemplateError(f"messages[{i}].content has a part of type {kind!r}: only text is supported")
-        if self._reads_parts:
-            return content
-        return "\n".join(str(part.get("text", "")) for part in content)
-
-    # What a template reads is found out by trying: each of these renders a small conversation, once.
-
-    @cached_property
-    def _reads_text(self) -> bool:
-        return NEEDLE in self._try([{"role": "user", "content": NEEDLE}])
-
-    @cached_property
-    def _reads_parts(self) -> bool:
-        text = self._try([{"role": "user", "content": [{"type": "text", "text": NEEDLE}]}])
-        return NEEDLE in text and not re.search("""['"]type['"]""", text)
-
-    @cached_property
-    def _reads_none(self) -> bool:
-        """It expects no content beside a tool call, and does not print it as "None"."""
-        text = self._try_call({NEEDLE: "x"}, None) or self._try_call(json.dumps({NEEDLE: "x"}), None)
-        return NEEDLE in text and "None" not in text
-
-    @cached_property
-    def _wants_parsed_arguments(self) -> bool:
-        """It iterates arguments, or writes them as JSON itself; a template that prints them as they are wants text."""
-        content, text = None if self._reads_none else "", json.dumps({NEEDLE: "x"})
-        return text not in self._try_call(text, content) and NEEDLE in self._try_call({NEEDLE: "x"}, content)
-
-    def _try_call(self, arguments: Any, content: str | None) -> str:
-        call = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": arguments}}
-        return self._try([{"role": "user", "content": "x"},
-                          {"role": "assistant", "content": content, "tool_calls": [call]},
-                          {"role": "tool", "tool_call_id": "call00001", "name": "f", "content": "x"}])
-
-    def _try(self, messages: Sequence[Message]) -> str:
-        for tools in (None, [TOOL]):
-            try:
-                return self._render(messages, tools, budget=BUDGET // 20)
-            except TemplateError:
-                continue
-        return ""
-
-
-def _parsed(call: Any, where: str) -> Any:
-    """The tool call with its arguments as a value."""
-    function = call.get("function", call) if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping):
-        raise TemplateError(f"{where} is not an object with a function")
-    arguments = function.get("arguments")
-    if not isinstance(arguments, str):
-        return call
-    try:
-        parsed = {**function, "arguments": json.loads(arguments) if arguments.strip() else {}}
-    except (ValueError, RecursionError) as error:
-        raise TemplateError(f"{where}.function.arguments is not valid JSON: {error}") from None
-    return {**call, "function": parsed} if "function" in call else parsed
+class _Refused(jinja2.TemplateError):
+    """The template called raise_exception."""
 
 
 def _line(error: BaseException) -> str:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]
     return f" in line {lines[-1]}" if lines else ""
 
-
-# --- the budget ---------------------------------------------------------------
 
 _left: ContextVar[list[int]] = ContextVar("left")
 
