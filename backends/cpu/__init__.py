@@ -18,7 +18,7 @@ from ggraph.size import Sizes
 from ggraph.tensor import Tensor
 
 from .. import ref
-from . import kernel, pool
+from . import pool, prepare
 from .lower import Emit, Step, lower, words
 from .panels import Panels
 
@@ -78,7 +78,7 @@ class Compiled:
 
     def _compile_kernels(self, native: Sequence[Step]) -> None:
         report = self.backend.progress
-        kernel.compile_all([s.kernel for s in native], (lambda done, total: report("kernels", done, total)) if report else None)
+        prepare.compile_all([s.kernel for s in native], (lambda done, total: report("kernels", done, total)) if report else None)
 
     def _write_blocks(self, native: Sequence[Step]) -> None:
         """All parameter blocks in one array, which `resize` changes in place."""

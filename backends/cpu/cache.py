@@ -94,9 +94,14 @@ def _folder(root: Path, target: Target) -> Path:
         return private
 
 
+def folder(target: Target) -> Path:
+    """Where objects for a target are kept; exists and can be written."""
+    return _folder(env.cache_dir("cpu"), target)
+
+
 def file(name: str, module: str, target: Target) -> Path:
-    """Where the object of a kernel is kept; its folder exists and can be written."""
-    return _folder(env.cache_dir("cpu"), target) / f"{name}-{_key(module)}.o"
+    """Where the object of a kernel is kept."""
+    return folder(target) / f"{name}-{_key(module)}.o"
 
 
 def load(path: Path) -> bytes | None:

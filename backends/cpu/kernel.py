@@ -20,7 +20,7 @@ import functools
 import importlib.util
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import llvmlite.binding as llvm
@@ -52,11 +52,12 @@ simd, vmath, atomic, tile = map(_lazy, ("simd", "vmath", "atomic", "tile"))
 
 
 class Kernel:
-    """Native code, made on first use. `name` is unique and names the cached object; `module` is the one whose imports
-    hold all that the code is made of."""
+    """Native code, made on first use. `source` is the decorated function: its module's imports hold all that the code
+    is made of. `args` are those of a template. The name is unique, and names the cached object."""
 
-    def __init__(self, name: str, build: Callable[[], Body], module: str):
-        self.name, self._build, self._module = name, build, module
+    def __init__(self, source: Callable[..., Any], build: Callable[[], Body], args: tuple[Any, ...] | None = None):
+        self.module, self.attribute, self.args, self._build = source.__module__, source.__qualname__, args, build
+        self.name = "-".join([f"{self.module.rpartition('.')[2]}.{self.attribute}", *map(str, args or ())])
         self._addresses: dict[Target, int] = {}
 
     @property
@@ -72,7 +73,7 @@ class Kernel:
     def cached(self) -> bool:
         """Whether `address` needs no compiling."""
         target = targets.current()
-        return target in self._addresses or cache.load(cache.file(self.name, self._module, target)) is not None
+        return target in self._addresses or cache.load(cache.file(self.name, self.module, target)) is not None
 
     def assembly(self, target: Target) -> str:
         """The code for any target, also one that cannot run here."""
@@ -80,8 +81,12 @@ class Kernel:
             machine = targets.machine(target, jit=False)
             return str(machine.emit_assembly(_module(self.name, self._build(), machine)))
 
+    def store(self) -> None:
+        """See to it that the cache has the object."""
+        self._object(targets.current())
+
     def _object(self, target: Target) -> bytes:
-        file = cache.file(self.name, self._module, target)
+        file = cache.file(self.name, self.module, target)
         code = cache.load(file)
         if code is None:
             machine = targets.machine(target)
@@ -94,17 +99,15 @@ class Kernel:
 
 
 def kernel(fn: Body) -> Kernel:
-    """Decorator: the function as a Kernel named after its module and itself."""
-    return Kernel(f"{fn.__module__.rpartition('.')[2]}.{fn.__qualname__}", lambda: fn, fn.__module__)
+    """Decorator: the function as a Kernel."""
+    return Kernel(fn, lambda: fn)
 
 
 def template(build: Callable[..., Body]) -> Callable[..., Kernel]:
     """Decorator: `build(*args)` returns a body; the result maps args to one Kernel each. Args must print stably."""
-    prefix = f"{build.__module__.rpartition('.')[2]}.{build.__qualname__}"
-
     @functools.cache
     def make(*args: Any) -> Kernel:
-        return Kernel("-".join([prefix, *map(str, args)]), lambda: build(*args), build.__module__)
+        return Kernel(build, lambda: build(*args), args)
     return make
 
 
@@ -126,22 +129,6 @@ class _Inline:
 def inline(fn: Function) -> Function:
     """Decorator: a function that kernels can call; always inlined, never run by Python."""
     return cast(Function, _Inline(fn))
-
-
-def compile_all(kernels: Iterable[Kernel], progress: Callable[[int, int], None] | None = None) -> int:
-    """Load every kernel, compiling those that are not cached; `progress(done, total)` counts the latter.
-    Returns how many were compiled."""
-    todo = list(dict.fromkeys(kernels))
-    missing = [k for k in todo if not k.cached]
-    for i, k in enumerate(missing):
-        if progress:
-            progress(i, len(missing))
-        _ = k.address
-    if progress and missing:
-        progress(len(missing), len(missing))
-    for k in todo:
-        _ = k.address
-    return len(missing)
 
 
 def _module(name: str, body: Body, machine: llvm.TargetMachine) -> llvm.ModuleRef:

@@ -5,14 +5,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
 from ggraph import dtypes, quants
 from ggraph.backends.cpu import activation, matmul, pool, repack
+from ggraph.backends.cpu.formats import FORMATS
 from ggraph.backends.cpu.kernel import Kernel
 from ggraph.dtypes import DType
 
 Array = Any
-PLAIN = ("F32", "F16", "BF16")
+RARE = {"Q1_0", "Q2_0", "TQ1_0", "TQ2_0", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "NVFP4"}
+TYPES = [pytest.param(t, marks=[pytest.mark.slow] if t.name in RARE else []) for t in (*FORMATS, *repack.PLAIN)]
 
 
 def block(*words: Any) -> Array:

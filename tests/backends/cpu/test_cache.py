@@ -1,6 +1,7 @@
 """The compile cache: a second process compiles nothing; damage and unwritable folders cost time, never answers."""
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from ggraph import dtypes
-from ggraph.backends.cpu import cache, executor, kernel, matmul, targets
+from ggraph.backends.cpu import cache, executor, kernel, matmul, matmul_id, prepare, repack, targets
 
 SCRIPT = """
 import sys
 from ggraph import dtypes
-from ggraph.backends.cpu import executor, kernel, matmul, matmul_id
+from ggraph.backends.cpu import executor, matmul, matmul_id, prepare
 seen = []
 kernels = [matmul_id.group_kernel, matmul.matmul_kernel(dtypes.F32), executor.execute, executor.work]
-print(kernel.compile_all(kernels, lambda done, total: seen.append((done, total))), seen, 'numba' in sys.modules)
+print(prepare.compile_all(kernels, lambda done, total: seen.append((done, total))), seen, 'numba' in sys.modules)
 """
 
 
@@ -85,6 +86,17 @@ def test_a_change_of_a_source_renames_the_kernels_made_of_it(monkeypatch: pytest
     assert names() == before
 
 
+def test_a_helper_stores_what_it_is_told_and_nobody_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GGRAPH_CACHE", str(tmp_path))
+    chosen = [executor.clock, matmul_id.group_kernel, repack.repack_kernel(dtypes.F32)]
+    jobs = json.dumps([(k.module, k.attribute, k.args) for k in chosen])
+    prepare.work(jobs)
+    files = _files(tmp_path)
+    assert {path.name.rpartition("-")[0] for path in files} == {k.name for k in chosen}
+    prepare.work(jobs)
+    assert _files(tmp_path) == files
+
+
 def test_kernels_of_one_template_are_made_once() -> None:
     assert matmul.matmul_kernel(dtypes.Q4_0) is matmul.matmul_kernel(dtypes.Q4_0)
     assert matmul.matmul_kernel(dtypes.Q4_0).name != matmul.matmul_kernel(dtypes.Q4_1).name
@@ -94,4 +106,4 @@ def test_a_kernel_that_calls_python_is_refused() -> None:
     def prints(p, ith, nth):                                                    # type: ignore[no-untyped-def]
         print(p)
     with pytest.raises(AssertionError, match="calls Python"):
-        kernel.Kernel("prints", lambda: prints, __name__).assembly(targets.current())
+        kernel.kernel(prints).assembly(targets.current())

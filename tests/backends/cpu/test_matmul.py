@@ -6,12 +6,10 @@ import pytest
 
 from ggraph import dtypes, quants
 from ggraph.backends.cpu import activation, matmul, matmul_id, repack, targets
-from ggraph.backends.cpu.formats import FORMATS
 from ggraph.backends.cpu.pool import SINGLE, KernelError
 from ggraph.dtypes import DType
-from tests.backends.cpu.native import aligned, block, panels, product, random_rows, rounded, run, tensor, tiles
+from tests.backends.cpu.native import TYPES, aligned, block, panels, product, random_rows, rounded, run, tensor, tiles
 
-TYPES = [*FORMATS, *repack.PLAIN]
 N_ROWS = 40                                     # two whole panels and a part of one
 RNG = np.random.default_rng(3)
 
@@ -37,7 +35,7 @@ def test_products_are_exact_to_rounding_and_alike_for_all_widths_and_threads(dty
 
 
 @pytest.mark.parametrize("lowering", [name for name in ("avxvnni", "avx2", "generic") if name in targets.runnable()])
-@pytest.mark.parametrize("dtype", [dtypes.Q8_0, dtypes.Q5_1, dtypes.Q3_K], ids=str)
+@pytest.mark.parametrize("dtype", [dtypes.Q5_1, dtypes.Q3_K], ids=str)
 def test_every_lowering_that_runs_here_agrees(dtype: DType, lowering: str, monkeypatch: pytest.MonkeyPatch) -> None:
     raw, w, x = _inputs(dtype, 7)
     packed, exact = panels(raw, dtype, x.shape[1]), rounded(x, dtype) @ w.T

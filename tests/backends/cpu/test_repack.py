@@ -6,11 +6,9 @@ import pytest
 
 from ggraph import dtypes, quants
 from ggraph.backends.cpu import repack
-from ggraph.backends.cpu.formats import FORMATS
 from ggraph.dtypes import DType
-from tests.backends.cpu.native import call, panels, product, random_rows
+from tests.backends.cpu.native import TYPES, call, panels, product, random_rows
 
-TYPES = [*FORMATS, *repack.PLAIN]
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
