@@ -15,9 +15,9 @@ from ggraph.backends.cpu import cache, executor, kernel, matmul, matmul_id, prep
 SCRIPT = """
 import sys
 from ggraph import dtypes
-from ggraph.backends.cpu import executor, matmul, matmul_id, prepare
+from ggraph.backends.cpu import executor, matmul_id, prepare, repack
 seen = []
-kernels = [matmul_id.group_kernel, matmul.matmul_kernel(dtypes.F32), executor.execute, executor.work]
+kernels = [matmul_id.group_kernel, repack.repack_kernel(dtypes.F32), executor.execute, executor.work]
 print(prepare.compile_all(kernels, lambda done, total: seen.append((done, total))), seen, 'numba' in sys.modules)
 """
 

@@ -10,7 +10,6 @@ from ggraph.dtypes import DType
 from tests.backends.cpu.native import TYPES, call, panels, product, random_rows
 
 
-
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_each_value_is_where_its_product_looks_for_it(dtype: DType) -> None:
     """Columns of the unit matrix, scaled so that an activation block holds exactly 1 x 127."""
