@@ -131,7 +131,8 @@ class HParams:
     expert_gating_func: int = 0                 # 0: not given, 1: softmax, 2: sigmoid, 3: softmax of the chosen, 4: sqrt softplus
 
     # recurrent layers
-    recurrent_layers: tuple[bool, ...] = ()     # which layers keep a state row instead of K and V, or beside them
+    recurrent_layers: tuple[bool, ...] = ()     # which layers keep a state row instead of K and V
+    kv_beside_state: bool = False               # or beside them
     n_embd_r: int = 0                           # elements of a row of the convolution's state
     n_embd_s: int = 0                           # and of the recurrence's
     ssm_d_conv: int = 0
@@ -177,7 +178,7 @@ class HParams:
 
     def has_kv(self, il: int) -> bool:
         """Layer `il` keeps K and V of the tokens that it has seen."""
-        return self.cache and self.n_head_kv[il] > 0 and not self.is_recurrent(il)
+        return self.cache and self.n_head_kv[il] > 0 and (self.kv_beside_state or not self.is_recurrent(il))
 
     @property
     def kq_scale(self) -> float:
@@ -185,6 +186,25 @@ class HParams:
 
     def replace(self, **changes: Any) -> HParams:
         return dataclasses.replace(self, **changes)
+
+    def recurrent(self, layers: Sequence[bool], **changes: Any) -> HParams:
+        """The same with state rows in the given layers; their sizes are those of state spaces unless `changes` says otherwise."""
+        n_conv = self.ssm_d_inner + 2 * self.ssm_n_group * self.ssm_d_state
+        sizes = {"n_embd_r": max(self.ssm_d_conv - 1, 0) * n_conv, "n_embd_s": self.ssm_d_state * self.ssm_d_inner}
+        return self.replace(recurrent_layers=tuple(map(bool, layers))[:self.n_layer], **sizes | changes)
+
+    def recurrent_pattern(self, period: int) -> tuple[bool, ...]:
+        """Which layers are recurrent: as the file says, else every layer but one in `period`."""
+        if self.keys("attention.recurrent_layers", None) is not None:
+            return self.keys.per_layer("attention.recurrent_layers", self.n_layer, convert=bool)
+        n = int(self.keys.number("full_attention_interval", period))
+        if n < 1:
+            raise ModelError(f"{self.arch}.full_attention_interval is {n}")
+        return tuple((il + 1) % n != 0 for il in range(self.n_layer))
+
+    def layers_without_kv(self) -> tuple[bool, ...]:
+        """Layers without KV heads, which in many hybrid models are the recurrent ones."""
+        return tuple(n == 0 for n in self.n_head_kv[:self.n_layer])
 
     def window(self, n_swa: int, layers: Sequence[bool], swa_type: str = "standard") -> HParams:
         """The same with a sliding window over the given layers; no window at all if n_swa is 0."""

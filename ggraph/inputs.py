@@ -194,6 +194,21 @@ class StateRows(Input):
         return slots.src, slots.dst[0]
 
 
+class HeadSlopes(Input):
+    """`slopes` F32 [1, n_head]: how fast the heads of linear attention forget: 2^(-8 h / n_head) for h = 1, 2, .., n_head."""
+
+    def __init__(self, n_head: int):
+        self.tensors = (leaf(F32, (1, n_head), "slopes"),)
+        self.slopes = (2.0 ** (-8.0 / n_head * np.arange(1, n_head + 1))).astype(np.float32)
+
+    @classmethod
+    def key(cls, step: Step) -> Hashable:
+        return None
+
+    def fill(self, step: Step) -> tuple[np.ndarray, ...]:
+        return (self.slopes,)
+
+
 class AttnScale(Input):
     """`attn_scale` F32 [1, 1, n_tokens]: Llama 4's temperature, log(floor((pos + offset) / floor) + 1) * scale + 1."""
 

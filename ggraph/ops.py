@@ -511,5 +511,7 @@ def rwkv_wkv7(r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, 
 
 @op
 def gated_linear_attn(k: Tensor, v: Tensor, q: Tensor, g: Tensor, state: Tensor, scale: float) -> Tensor:
-    """S = g S + k outer v, then y = scale q S; shapes as rwkv_wkv6."""
-    return _linear("gated_linear_attn", (k, v, q, g, state), (k, v, q, g), scale=scale)
+    """S = g S + k outer v, then y = scale q S; shapes as rwkv_wkv6, but g may be one for each head [1, n_head, ..] and the same
+    for all tokens [.., 1]."""
+    check(repeats(k, g) and g.ne[1] == k.ne[1], "gated_linear_attn: g does not fit", g, k)
+    return _linear("gated_linear_attn", (k, v, q, g, state), (k, v, q), scale=scale)

@@ -80,6 +80,35 @@ class Group:
             self("attn_kv_b", hp.n_lora_kv, n_head * (nope + head_v))
         self("attn_output", n_head * head_v, hp.n_embd)
 
+    def mamba(self, norms: bool = False) -> None:
+        """Mamba 1: ssm_in, ssm_conv1d, ssm_x, ssm_dt, ssm_a, ssm_d, ssm_out, and with `norms` those of the step, B and C."""
+        hp = self._table.hp
+        inner, d_state = hp.ssm_d_inner, hp.ssm_d_state
+        self("ssm_in", hp.n_embd, 2 * inner)
+        self("ssm_conv1d", hp.ssm_d_conv, inner, bias=True)
+        self("ssm_x", inner, hp.ssm_dt_rank + 2 * d_state)
+        self("ssm_dt", hp.ssm_dt_rank, inner, bias=True)
+        self("ssm_a", d_state, inner, suffix="")
+        self("ssm_d", inner, suffix="")
+        self("ssm_out", inner, hp.n_embd)
+        if norms:
+            self.norm("ssm_dt_norm", n=hp.ssm_dt_rank)
+            self.norm("ssm_b_norm", "ssm_c_norm", n=d_state)
+
+    def mamba2(self, bias: Need = None, norm: bool = True) -> None:
+        """Mamba 2: ssm_in, ssm_conv1d (with a bias as `bias` says), the step's bias, ssm_a, ssm_d, ssm_norm, ssm_out."""
+        hp = self._table.hp
+        inner, n_head, n_conv = hp.ssm_d_inner, hp.ssm_dt_rank, hp.ssm_d_inner + 2 * hp.ssm_n_group * hp.ssm_d_state
+        if not n_head or not hp.ssm_n_group or inner % n_head or inner % hp.ssm_n_group:
+            raise ModelError(f"{hp.arch}.ssm: {inner} channels cannot be {n_head} heads in {hp.ssm_n_group} groups")
+        self("ssm_in", hp.n_embd, inner + n_conv + n_head)
+        self("ssm_conv1d", hp.ssm_d_conv, n_conv, bias=bias)
+        self("ssm_dt", n_head, suffix=".bias")
+        self("ssm_a", 1, n_head, suffix="")
+        self("ssm_d", 1, n_head, suffix="")
+        self("ssm_norm", inner // hp.ssm_n_group, hp.ssm_n_group, optional=not norm)
+        self("ssm_out", inner, hp.n_embd)
+
     def attn_out(self, il: int, bias: Need = None, head_v: int = 0) -> None:
         hp = self._table.hp
         self("attn_output", (head_v or hp.n_embd_head_v) * hp.n_head[il], hp.n_embd, bias=bias)
@@ -93,16 +122,19 @@ class Group:
         self("ffn_down" + suffix, n, hp.n_embd, bias=bias)
 
     def experts(self, il: int, n_ff: int = 0, bias: Need = False, gate: Need = True, probs_bias: Need = False,
-                probs_suffix: str = ".bias") -> None:
-        """The router ffn_gate_inp and the experts' ffn_{gate,up,down}_exps, gate and up possibly merged in ffn_gate_up_exps."""
+                probs_suffix: str = ".bias", n_embd: int = 0) -> None:
+        """The router ffn_gate_inp and the experts' ffn_{gate,up,down}_exps, gate and up possibly merged in ffn_gate_up_exps.
+
+        `n_embd`: the width that the experts work on, if it is not the model's.
+        """
         hp = self._table.hp
-        n, e = n_ff or hp.n_ff_exp[il] or hp.n_ff[il], hp.n_expert
+        n, e, m = n_ff or hp.n_ff_exp[il] or hp.n_ff[il], hp.n_expert, n_embd or hp.n_embd
         self("ffn_gate_inp", hp.n_embd, e, bias=bias)
         self("exp_probs_b", e, suffix=probs_suffix, optional=probs_bias is not True)
-        merged = self("ffn_gate_up_exps", hp.n_embd, 2 * n, e, bias=bias, optional=True)
-        self("ffn_gate_exps", hp.n_embd, n, e, bias=bias, optional=merged is not None or gate is not True)
-        self("ffn_up_exps", hp.n_embd, n, e, bias=bias, optional=merged is not None)
-        self("ffn_down_exps", n, hp.n_embd, e, bias=bias)
+        merged = self("ffn_gate_up_exps", m, 2 * n, e, bias=bias, optional=True)
+        self("ffn_gate_exps", m, n, e, bias=bias, optional=merged is not None or gate is not True)
+        self("ffn_up_exps", m, n, e, bias=bias, optional=merged is not None)
+        self("ffn_down_exps", n, m, e, bias=bias)
 
 
 class Weights(Group):

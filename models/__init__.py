@@ -5,7 +5,9 @@ ALIASES: dict[str, str] = {
     "codeshell": "starcoder2",
     "hunyuan-dense": "hunyuan_vl",
     "internlm2": "llama",
+    "lfm2moe": "lfm2",
     "mistral4": "deepseek2",
+    "nemotron_h_moe": "nemotron_h",
     "starcoder": "gpt2",
     "xverse": "llama",
 }

@@ -1,7 +1,7 @@
 """qwen35: Qwen 3.5; three of four layers a gated delta net, the others attention with a gate on its output."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ggraph import ops
@@ -13,15 +13,7 @@ from ggraph.weights import Group, Weights
 
 def hparams(kv: Mapping[str, Any]) -> HParams:
     hp = HParams.read(kv, rope_mode=ops.IMROPE)
-    period = int(hp.keys("full_attention_interval", 4))
-    layers = hp.keys("attention.recurrent_layers", None)
-    recurrent = tuple(map(bool, layers)) if layers is not None else tuple((il + 1) % period != 0 for il in range(hp.n_layer))
-    return delta_net_rows(hp.replace(recurrent_layers=recurrent[:hp.n_layer]))
-
-
-def delta_net_rows(hp: HParams) -> HParams:
-    """The sizes of the state rows of gated delta nets."""
-    return hp.replace(n_embd_r=(hp.ssm_d_conv - 1) * conv_dim(hp), n_embd_s=hp.ssm_d_state * hp.ssm_d_inner)
+    return hp.recurrent(hp.recurrent_pattern(4))
 
 
 def conv_dim(hp: HParams) -> int:
@@ -86,17 +78,28 @@ def gated_attention(b: Builder, w: Group, x: Tensor, il: int) -> Tensor:
     return b.linear(w.attn_output, b.cb(ops.mul(y, gate), "attn_gated", il), "attn_output", il)
 
 
-def delta_net(b: Builder, w: Group, x: Tensor, il: int) -> Tensor:
-    hp, d, n_head = b.hp, b.hp.ssm_d_state, b.hp.ssm_dt_rank
-    qkv = b.by_seq(b.linear(w.attn_qkv, x, "linear_attn_qkv_mixed", il))
-    z = b.by_seq(b.linear(w.attn_gate, x, "z", il), hp.ssm_d_inner // n_head, n_head)
-    beta = b.cb(ops.sigmoid(b.by_seq(b.linear(w.ssm_beta, x, "beta", il), 1, n_head)), "beta_sigmoid", il)
-    alpha = ops.add(b.linear(w.ssm_alpha, x, "alpha", il), w.ssm_dt.weight)
-    gate = b.cb(ops.mul(b.cb(ops.softplus(alpha), "a_softplus", il), w.ssm_a.weight), "gate", il)
+def delta_net(b: Builder, w: Group, x: Tensor, il: int, act: Callable[[Tensor], Tensor] = ops.silu) -> Tensor:
+    """`act` makes a gate of z."""
+    qkv = b.linear(w.attn_qkv, x, "linear_attn_qkv_mixed", il)
+    z = b.linear(w.attn_gate, x, "z", il)
+    beta, alpha = b.linear(w.ssm_beta, x, "beta", il), b.linear(w.ssm_alpha, x, "alpha", il)
+    return delta_rule(b, w, qkv, z, beta, alpha, il, act)
 
-    mixed = b.cb(ops.silu(b.conv(qkv, w.ssm_conv1d, il)), "conv_output_silu", il)
-    q, k, v = b.split_heads(mixed, (d, hp.ssm_n_group), (d, hp.ssm_n_group), (hp.ssm_d_inner // n_head, n_head))
-    q, k = (b.cb(ops.l2_norm(y, hp.f_norm_rms_eps), name, il) for y, name in ((q, "q_conv_predelta"), (k, "k_conv_predelta")))
+
+def delta_rule(b: Builder, w: Group, qkv: Tensor, z: Tensor, beta: Tensor, alpha: Tensor, il: int,
+               act: Callable[[Tensor], Tensor] = ops.silu, neighbours: bool = False) -> Tensor:
+    """All projections [.., n_tokens]. `neighbours`: a key head serves neighbouring value heads, not every n_group-th."""
+    hp, d, n_head = b.hp, b.hp.ssm_d_state, b.hp.ssm_dt_rank
+    head = (hp.ssm_d_inner // n_head, n_head)
+    beta = b.cb(ops.sigmoid(b.by_seq(beta, 1, n_head)), "beta_sigmoid", il)
+    softplus = b.cb(ops.softplus(ops.add(alpha, w.ssm_dt.weight)), "a_softplus", il)
+    gate = b.cb(ops.mul(softplus, w.ssm_a.weight), "gate", il)
+
+    mixed = b.cb(ops.silu(b.conv(b.by_seq(qkv), w.ssm_conv1d, il)), "conv_output_silu", il)
+    q, k, v = b.split_heads(mixed, (d, hp.ssm_n_group), (d, hp.ssm_n_group), head)
+    q, k = (b.l2_norm(y, name, il) for y, name in ((q, "q_conv_predelta"), (k, "k_conv_predelta")))
+    if neighbours:
+        q, k = (b.repeat_heads(y, n_head) for y in (q, k))
     y = b.delta_net(q, k, v, b.by_seq(gate, 1, n_head), beta, il)
-    y = ops.mul(b.norm(y, w.ssm_norm, "attn_out_norm", il), ops.silu(z))
+    y = ops.mul(b.norm(y, w.ssm_norm, "attn_out_norm", il), act(b.by_seq(z, *head)))
     return b.linear(w.ssm_out, b.cb(b.all_tokens(y, hp.ssm_d_inner), "final_output", il), "linear_attn_out", il)

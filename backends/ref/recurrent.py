@@ -68,7 +68,7 @@ def rwkv_wkv6(out: Operand, k: Array, v: Array, r: Array, tf: Array, td: Array, 
 @kernel
 def gated_linear_attn(out: Operand, k: Array, v: Array, q: Array, g: Array, state: Array) -> Array:
     """State [n_seqs, n_head, d of k, d of v]."""
-    state, (k, v, q, g) = _sequences(state, k, v, q, g)
+    state, (k, v, q, g) = _sequences(state, k, v, q, np.broadcast_to(g, k.shape))
     outputs = []
     for t in range(k.shape[1]):
         state = state * g[:, t, ..., None] + _outer(k[:, t], v[:, t])

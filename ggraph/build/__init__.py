@@ -2,12 +2,12 @@
 from __future__ import annotations
 
 from .core import Dims
+from .mamba import Mamba
 from .mla import LatentAttention
 from .moe import Experts
-from .recurrent import Recurrent
 
 
-class Builder(LatentAttention, Experts, Recurrent):
+class Builder(LatentAttention, Experts, Mamba):
     """Handed to an architecture's `graph(b)`: hyperparameters, weights, memory, and every block."""
 
 

@@ -1,4 +1,4 @@
-"""Recurrent layers: state rows read and written, causal convolution, the gated delta rule.
+"""Recurrent layers: state rows read and written, causal convolution, the gated delta rule, the selective scan, linear attention.
 
 In: hidden states of n_seqs sequences of n_seq_tokens each. Out: the same. A state is read from the row `rs_src` and written
 to the spare row `rs_dst`; both are graph inputs.
@@ -6,12 +6,19 @@ to the spare row `rs_dst`; both are graph inputs.
 from __future__ import annotations
 
 from .. import inputs, ops
+from ..memory.cache import StateCache
 from ..tensor import Tensor
 from ..weights import Param
 from .core import Core, split
 
 
 class Recurrent(Core):
+    @property
+    def rs(self) -> StateCache:
+        """The state rows of all recurrent layers."""
+        assert self.memory.rs is not None
+        return self.memory.rs
+
     def by_seq(self, x: Tensor, *head: int) -> Tensor:
         """[n, n_tokens] -> [*head, n_seq_tokens, n_seqs], head being (n,) if not given."""
         return ops.reshape(x, (*(head or x.ne[:1]), self.dims.n_seq_tokens, self.dims.n_seqs))
@@ -19,6 +26,26 @@ class Recurrent(Core):
     def all_tokens(self, x: Tensor, n: int) -> Tensor:
         """The way back: [n, n_tokens]."""
         return ops.reshape(x, (n, self.n_tokens))
+
+    def split_heads(self, x: Tensor, *shapes: tuple[int, int]) -> list[Tensor]:
+        """[n, n_seq_tokens, n_seqs] -> views [head, n_head, n_seq_tokens, n_seqs] of consecutive pieces."""
+        pieces = split(x, [n * heads for n, heads in shapes])
+        return [ops.view(p, (n, heads, *p.ne[1:3]), (n * p.nb[0], *p.nb[1:3])) for p, (n, heads) in zip(pieces, shapes)]
+
+    def l2_norm(self, x: Tensor, name: str, il: int) -> Tensor:
+        """x / sqrt(sum of x^2 + eps) over axis 0, as delta nets norm Q and K."""
+        n = x.ne[0]
+        return self.cb(ops.scale(ops.rms_norm(x, self.hp.f_norm_rms_eps / n), n ** -0.5), name, il)
+
+    def repeat_heads(self, x: Tensor, n_head: int) -> Tensor:
+        """Contiguous x [d, n, n_seq_tokens, n_seqs] -> [d, n_head, ..], each head as often as needed, side by side."""
+        d, n, *rest = x.ne
+        if n == n_head:
+            return x
+        one = ops.reshape(x, (d, 1, n, rest[0] * rest[1]))
+        return ops.reshape(ops.repeat(one, (d, n_head // n, *one.ne[2:])), (d, n_head, *rest))
+
+    # --- rows
 
     def state_rows(self) -> tuple[Tensor, Tensor]:
         """(rows read, rows written), I32 [n_seqs]"""
@@ -35,38 +62,63 @@ class Recurrent(Core):
         rows = ops.reshape(x, (n, self.dims.n_seqs)) if x.contiguous else ops.cont(x, (n, self.dims.n_seqs))
         self.g.expand(ops.set_rows(cache, rows, self.state_rows()[1]))
 
-    def conv(self, x: Tensor, p: Param, il: int) -> Tensor:
-        """Causal convolution of x [channels, n_seq_tokens, n_seqs], going on from the last d_conv - 1 inputs of before, which
-        are kept in the layer's row of `cache_r`."""
-        rs = self.memory.rs
-        assert rs is not None
-        kernel, channels = p.weight, x.ne[0]
-        state = self.cb(self.load_state(rs.r[il]), "conv_states", il)
-        state = ops.reshape(state, (kernel.ne[0] - 1, channels, self.dims.n_seqs))
+    def _store_behind(self, cache: Tensor, both: Tensor, offset: int) -> None:
+        """Store the new states that an op's result holds `offset` bytes from its start."""
+        n = cache.ne[0]
+        self.store_state(cache, ops.view(both, (n, self.dims.n_seqs), (n * both.nb[0],), offset))
+
+    # --- convolution
+
+    def history(self, x: Tensor, cache: Tensor, n: int, il: int) -> Tensor:
+        """x [channels, n_seq_tokens, n_seqs] behind the n inputs before it, which `cache` keeps: [n + n_seq_tokens, channels,
+        n_seqs]."""
+        state = ops.reshape(self.cb(self.load_state(cache), "conv_states", il), (n, x.ne[0], self.dims.n_seqs))
         padded = self.cb(ops.concat(state, ops.transpose(x), 0), "conv_input", il)
         last = ops.view(padded, state.ne[:3], padded.nb[1:3], x.ne[1] * padded.nb[0])
-        self.store_state(rs.r[il], self.cb(last, "conv_state_last", il))
-        y = ops.ssm_conv(padded, kernel)
+        self.store_state(cache, self.cb(last, "conv_state_last", il))
+        return padded
+
+    def conv(self, x: Tensor, p: Param, il: int, part: int = 0) -> Tensor:
+        """Causal convolution of x [channels, n_seq_tokens, n_seqs], going on from the last d_conv - 1 inputs of before, which
+        are kept in the layer's row of `cache_r`: in its part number `part` where several convolutions share the row."""
+        kernel, cache, channels = p.weight, self.rs.r[il], x.ne[0]
+        n = kernel.ne[0] - 1
+        if n * channels != cache.ne[0]:
+            cache = ops.view(cache, (n * channels, cache.ne[1]), (cache.nb[1],), part * n * channels * cache.nb[0])
+        kernel = kernel if kernel.ne[1] == channels else ops.reshape(kernel, (n + 1, channels))
+        y = ops.ssm_conv(self.history(x, cache, n, il), kernel)
         if p.bias is not None:
             y = ops.add(y, p.bias)
         return self.cb(y, "conv_output_raw", il)
 
+    # --- recurrences
+
     def delta_net(self, q: Tensor, k: Tensor, v: Tensor, gate: Tensor, beta: Tensor, il: int) -> Tensor:
         """The gated delta rule over q, k [d, n_head_k, n_seq_tokens, n_seqs], v [d, n_head, ..]; gate, beta [1, n_head, ..]
         (or a gate per channel [d, n_head, ..]): the outputs, shaped as v. The state stays in the layer's row."""
-        rs = self.memory.rs
-        assert rs is not None
-        d, n_head = v.ne[:2]
-        state = ops.reshape(self.load_state(rs.s[il]), (d, d, n_head, self.dims.n_seqs))
-        state = self.cb(state, "state_predelta", il)
-        both = ops.gated_delta_net(q, k, v, gate, beta, state)
-        n = both.nb[1] * self.n_tokens
-        after = ops.view(both, (d * d * n_head, self.dims.n_seqs), (d * d * n_head * both.nb[0],), n)
-        self.store_state(rs.s[il], self.cb(after, "new_state", il))
+        cache, (d, n_head) = self.rs.s[il], v.ne[:2]
+        state = ops.reshape(self.load_state(cache), (d, d, n_head, self.dims.n_seqs))
+        both = ops.gated_delta_net(q, k, v, gate, beta, self.cb(state, "state_predelta", il))
+        self._store_behind(cache, both, both.nb[1] * self.n_tokens)
         out = ops.view(both, v.ne, (both.nb[0] * d, both.nb[1], both.nb[1] * v.ne[2]))
         return self.cb(out, "attn_output", il)
 
-    def split_heads(self, x: Tensor, *shapes: tuple[int, int]) -> list[Tensor]:
-        """[n, n_seq_tokens, n_seqs] -> views [head, n_head, n_seq_tokens, n_seqs] of consecutive pieces."""
-        pieces = split(x, [n * heads for n, heads in shapes])
-        return [ops.view(p, (n, heads, *p.ne[1:3]), (n * p.nb[0], *p.nb[1:3])) for p, (n, heads) in zip(pieces, shapes)]
+    def scan(self, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, il: int) -> Tensor:
+        """The selective scan over x [dim, n_head, n_seq_tokens, n_seqs] with dt [n_head, ..], a [d_state or 1, n_head], b and c
+        [d_state, n_group, ..]: the outputs, shaped as x. The state stays in the layer's row."""
+        cache = self.rs.s[il]
+        states = ops.reshape(cache, (b.ne[0], *x.ne[:2], cache.ne[1]))
+        both = ops.ssm_scan(states, x, dt, a, b, c, self.state_rows()[0])
+        self._store_behind(cache, both, x.numel * both.nb[0])
+        return self.cb(ops.view(both, x.ne), "ssm_scan", il)
+
+    def linear_attention(self, q: Tensor, k: Tensor, v: Tensor, slope_scale: float, il: int) -> Tensor:
+        """Attention without softmax over q, k, v [d, n_head, n_tokens]: what a token sees of those before fades by a factor of
+        each head, exp(-slope_scale slope). The outputs, shaped as v; the state stays in the layer's row."""
+        cache, (d, n_head) = self.rs.s[il], v.ne[:2]
+        slopes, = self.input(inputs.HeadSlopes, n_head)
+        decay = self.cb(ops.exp(ops.scale(slopes, -slope_scale)), "decay", il)
+        state = self.cb(self.load_state(cache), "kv_old", il)
+        both = ops.gated_linear_attn(k, v, q, decay, state, 1.0)
+        self._store_behind(cache, both, both.nb[1] * self.n_tokens)
+        return self.cb(ops.view(both, v.ne, (both.nb[0] * d, both.nb[1])), "qkv", il)

@@ -151,8 +151,9 @@ def wkv7(g: Build) -> Tensor:
     return ops.rwkv_wkv7(r, ops.sigmoid(w), k, v, a, b, g.f32(16 * 16 * 3, 2))
 
 
-def linear_attention(g: Build) -> Tensor:
+def linear_attention(g: Build, of_heads: bool = False) -> Tensor:
     k, v, q, decay = tokens(g, 4)
+    decay = g.f32(1, 3) if of_heads else decay
     return ops.gated_linear_attn(k, v, q, ops.sigmoid(decay), g.f32(16 * 16 * 3, 2), 0.25)
 
 
@@ -340,6 +341,7 @@ CASES: list[Case] = [
     Case("rwkv_wkv6", "", wkv6),
     Case("rwkv_wkv7", "", wkv7),
     Case("gated_linear_attn", "", linear_attention),
+    Case("gated_linear_attn", "a decay of each head", lambda g: linear_attention(g, of_heads=True)),
 ]
 
 
