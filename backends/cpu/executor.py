@@ -1,10 +1,12 @@
-"""The native half of `pool`: every thread walks the plan's table and meets the others after each step.
+"""The native half of `pool`: threads claim shares of the plan's steps, one step after the other.
 
 Comes in: the control block (`control`) with a job in it. Goes out: kernels called, NEXT and ERROR_STEP set.
 Must not know: Python, graphs.
 
-A plan is int64 [n, 3]: kernel address, parameter block address, flags. Whether to go on is decided by whoever reaches
-a barrier last, and published with the barrier, so that all threads leave at the same step.
+A plan is int64 [n, 3]: kernel address, parameter block address, flags. A step has as many shares as threads were asked
+for. CLAIM holds the present step, its number of shares and how many are taken; a thread takes the next by adding one,
+and who finishes the last share opens the next step. So a thread that the system has put aside holds nobody up, unless
+in the middle of a share: the others do its part. Shares compute the same bits whoever runs them.
 """
 from __future__ import annotations
 
@@ -13,9 +15,10 @@ from .kernel import atomic, inline, kernel, simd
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
-NO_BARRIER = 1              # flag of a step: the next one may start while others still run this one
-SINGLE = 2                  # only thread 0 runs it, as (p, 0, 1)
+NO_BARRIER = 1              # flag of a step: it and the next one need no order; a hint that is not used at present
+SINGLE = 2                  # one share: the kernel runs as (p, 0, 1)
 THREADS = 0xFFFF            # a generation is a counter above these bits, and the number of threads that take part
+END = 0x7FFFFFFF            # the step of CLAIM when no run is on
 
 
 @inline
@@ -24,52 +27,61 @@ def _at(p, index):
 
 
 @inline
-def _stop(p, step):
-    """Called by the last thread at a barrier: whether the run ends here."""
-    atomic.store(_at(p, C.NEXT), step + 1)
-    if atomic.load(_at(p, C.ABORT)) != 0 or atomic.load(_at(p, C.ERROR)) != 0:
-        return 1
-    return 1 if atomic.ticks() > simd.word(p, C.DEADLINE) else 0
+def _open(p, step):
+    """Let threads claim the shares of a step."""
+    n = 1 if simd.word(simd.word(p, C.TABLE) + 24 * step, 2) & SINGLE != 0 else simd.word(p, C.SHARES)
+    atomic.store(_at(p, C.CLAIM), (step << 32) | (n << 16))
 
 
 @inline
-def _barrier(p, step, nth):
-    """Wait until all threads are here; 1 when the run shall end. Spins for a while, then offers its core to others:
-    a pure spin would starve the very thread it waits for when cores are short."""
-    phase = atomic.load(_at(p, C.PHASE))
-    if atomic.add(_at(p, C.ARRIVED), 1) == nth - 1:
-        stop = _stop(p, step)
-        atomic.store(_at(p, C.ARRIVED), 0)
-        atomic.store(_at(p, C.PHASE), (phase & ~1) + 2 + stop)
-        return stop
+def _finish(p, step):
+    """The last share of a step is done: the next step, or the end of the run."""
+    atomic.store(_at(p, C.DONE), 0)
+    if simd.word(p, C.TIMES) != 0:
+        simd.put_i64(simd.word(p, C.TIMES) + 8 * step, atomic.ticks())
+    atomic.store(_at(p, C.NEXT), step + 1)
+    if (step + 1 == simd.word(p, C.LAST) or atomic.load(_at(p, C.ABORT)) != 0 or atomic.load(_at(p, C.ERROR)) != 0
+            or atomic.ticks() > simd.word(p, C.DEADLINE)):
+        atomic.store(_at(p, C.CLAIM), END << 32)
+    else:
+        _open(p, step + 1)
+
+
+@inline
+def _work_on(p, step, share, n):
+    row = simd.word(p, C.TABLE) + 24 * step
+    atomic.run(simd.word(row, 0), simd.word(row, 1), share, n)
+    if atomic.load(_at(p, C.ERROR)) != 0 and atomic.load(_at(p, C.ERROR_STEP)) < 0:
+        atomic.store(_at(p, C.ERROR_STEP), step)
+    if atomic.add(_at(p, C.DONE), 1) == n - 1:
+        _finish(p, step)
+
+
+@inline
+def _walk(p):
+    """Claim shares until the run ends. What a claim says is complete in itself: the words of the run may be read only
+    by who holds a share, since until that is done the run cannot end."""
+    while True:
+        claim = atomic.add(_at(p, C.CLAIM), 1)
+        step, n, share = claim >> 32, (claim >> 16) & 0xFFFF, claim & 0xFFFF
+        if step == END:
+            return
+        if share < n:
+            _work_on(p, step, share, n)
+        else:
+            _wait_for_more(p, step)
+
+
+@inline
+def _wait_for_more(p, step):
+    """Until another step is open. Spins for a while, then offers its core to others: a pure spin would starve the very
+    thread it waits for when cores are short."""
     limit = atomic.ticks() + simd.word(p, C.SPIN)
-    now = phase
-    while now == phase:
+    while atomic.load(_at(p, C.CLAIM)) >> 32 == step:
         if atomic.ticks() > limit:
             atomic.give_way()
         else:
             atomic.pause()
-        now = atomic.load(_at(p, C.PHASE))
-    return now & 1
-
-
-@inline
-def _walk(p, ith, nth):
-    table, last, times = simd.word(p, C.TABLE), simd.word(p, C.LAST), simd.word(p, C.TIMES)
-    for i in range(simd.word(p, C.FIRST), last):
-        row = table + 24 * i
-        flags = simd.word(row, 2)
-        if flags & SINGLE == 0:
-            atomic.run(simd.word(row, 0), simd.word(row, 1), ith, nth)
-        elif ith == 0:
-            atomic.run(simd.word(row, 0), simd.word(row, 1), 0, 1)
-        if atomic.load(_at(p, C.ERROR)) != 0 and atomic.load(_at(p, C.ERROR_STEP)) < 0:
-            atomic.store(_at(p, C.ERROR_STEP), i)
-        stop = _barrier(p, i, nth) if flags & NO_BARRIER == 0 or i + 1 == last else 0
-        if times != 0 and ith == 0:
-            simd.put_i64(times + 8 * i, atomic.ticks())
-        if stop != 0:
-            break
 
 
 @inline
@@ -96,6 +108,9 @@ def _wait(p, line, seen):
 def execute(p, ith, nth):
     """Thread 0: start a generation of `nth` threads, take part, return when all are done. nth = 0 ends all workers."""
     simd.put_i64(_at(p, C.DEADLINE), atomic.ticks() + simd.word(p, C.SLICE))
+    simd.put_i64(_at(p, C.SHARES), nth)
+    if nth > 0:
+        _open(p, simd.word(p, C.FIRST))
     generation = (atomic.load(_at(p, C.GENERATION)) | THREADS) + 1 + nth
     atomic.store(_at(p, C.GENERATION), generation)
     for i in range(1, simd.word(p, C.N_WORKERS) + 1 if nth == 0 else nth):
@@ -103,7 +118,7 @@ def execute(p, ith, nth):
         if atomic.swap(_at(line, C.PARKED), 0) == 1:
             atomic.wake(simd.word(line, C.WAKE_WRITE))
     if nth > 0:
-        _walk(p, 0, nth)
+        _walk(p)
 
 
 @kernel
@@ -116,7 +131,7 @@ def work(p, ith, nth):
         if n == 0:
             return
         if ith < n:
-            _walk(p, ith, n)
+            _walk(p)
 
 
 @kernel
