@@ -82,7 +82,7 @@ class HParams:
     rope_layers: tuple[bool, ...] = ()          # which layers have positions at all; (): all
     k_norm_rotated: bool = False                # K is normed after its rotation
     n_rot: int = 0
-    n_rot_swa: int = 0                          # of window layers
+    n_rot_swa: int = 0                          # of window layers; 0: as in the others
     rope_freq_base: float = 10000.0
     rope_freq_scale: float = 1.0
     rope_freq_base_swa: float = 0.0             # of window layers; 0: as in the others
@@ -240,7 +240,6 @@ class HParams:
             f_norm_rms_eps=float(k.number("attention.layer_norm_rms_epsilon", 0.0)))
         fields |= _heads(k, fields["n_embd"], max(n_head)) | _rope(k, fields["n_ctx_train"]) | _experts(k, n_all)
         fields["n_rot"] = int(k.number("rope.dimension_count", fields["n_embd_head_k"]))
-        fields["n_rot_swa"] = int(k.number("rope.dimension_count_swa", fields["n_rot"]))
         fields |= _attention(k) | _ssm(k) | _latent(k, fields) | changes
         return cls(**fields)
 

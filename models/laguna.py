@@ -15,6 +15,7 @@ from ggraph.weights import Weights
 def hparams(kv: Mapping[str, Any]) -> HParams:
     hp = HParams.read(kv, rope_mode=NEOX, rope_scaling_swa=False)
     hp = hp.replace(rope_freq_base_swa=float(hp.keys("rope.freq_base_swa", hp.rope_freq_base)),
+                    n_rot_swa=int(hp.keys("rope.dimension_count_swa", 0)),
                     n_ff_shexp=hp.n_ff_shexp or hp.n_ff_exp[0] * (hp.n_expert_shared or 1),
                     expert_gating_func=hp.expert_gating_func or SIGMOID)
     return hp.window(hp.keys("attention.sliding_window", 0), hp.swa_pattern(4, dense_first=True))

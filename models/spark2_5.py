@@ -14,7 +14,8 @@ from ggraph.weights import Weights
 def hparams(kv: Mapping[str, Any]) -> HParams:
     hp = HParams.read(kv, rope_mode=NEOX)
     layers = hp.keys.per_layer("attention.sliding_window_pattern", hp.n_layer, convert=bool)
-    hp = hp.replace(rope_freq_base_swa=float(hp.keys("rope.freq_base_swa", hp.rope_freq_base)))
+    hp = hp.replace(n_rot_swa=int(hp.keys("rope.dimension_count_swa", 0)),
+                    rope_freq_base_swa=float(hp.keys("rope.freq_base_swa", hp.rope_freq_base)))
     return hp.window(hp.keys("attention.sliding_window"), layers)
 
 

@@ -134,7 +134,7 @@ class Core:
         assert hp.rope_mode is not None, f"architecture {hp.arch} names no rope mode"
         r = self._rope_swa() if hp.is_swa(il) else self.cp.rope
         y = ops.rope(x, self.inp_pos() if pos is None else pos, self._rope_factors(self.w.blk[il]),
-                     n_dims=hp.n_rot_swa if hp.is_swa(il) else hp.n_rot, mode=hp.rope_mode, freq_base=r.freq_base,
+                     n_dims=(hp.is_swa(il) and hp.n_rot_swa) or hp.n_rot, mode=hp.rope_mode, freq_base=r.freq_base,
                      freq_scale=r.freq_scale, ext_factor=r.ext_factor, attn_factor=r.attn_factor, beta_fast=r.beta_fast,
                      beta_slow=r.beta_slow, n_ctx_orig=r.n_ctx_orig, sections=hp.rope_sections, offset=offset)
         return self.cb(y, x.name)
