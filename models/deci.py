@@ -25,11 +25,14 @@ def weights(t: Weights) -> None:
         if hp.n_head_kv[il]:
             w.qkv(il)
             w.attn_out(il)
-        elif hp.n_head[il]:
-            w("attn_output", hp.n_embd, hp.n_embd)
+        else:
+            w("attn_output", hp.n_embd, hp.n_embd, optional=not hp.n_head[il])
+            w.unused("attn_output.bias")
         if hp.n_ff[il]:
             w.norm("ffn_norm")
             w.ffn(il)
+        else:
+            w.unused("ffn_gate.bias", "ffn_up.bias", "ffn_down.bias")
 
 
 def attention(b: Builder, w: Group, x: Tensor, il: int) -> Tensor:
