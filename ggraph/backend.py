@@ -24,9 +24,9 @@ class HostBuffer:
         self.address: int = data.ctypes.data
 
     @classmethod
-    def empty(cls, nbytes: int, align: int = 64) -> HostBuffer:
-        """Uninitialised and aligned; pages become resident when they are first touched."""
-        raw = np.empty(nbytes + align, np.uint8)
+    def zeros(cls, nbytes: int, align: int = 64) -> HostBuffer:
+        """Aligned; pages become resident when they are first written."""
+        raw = np.zeros(nbytes + align, np.uint8)
         start = -raw.ctypes.data % align
         return cls(raw[start:start + nbytes])
 
@@ -55,9 +55,9 @@ class Backend(Protocol):
     name: str
     host: bool                                  # buffers are host memory that NumPy can see
 
-    def alloc(self, nbytes: int) -> Any: ...
+    def alloc(self, nbytes: int) -> Any:
+        """Zeroed: what was never written must not turn a masked sum into NaN, and is a new sequence's state."""
     def free(self, buffer: Any) -> None: ...
-    def zero(self, buffer: Any) -> None: ...
     def upload(self, buffer: Any, offset: int, data: np.ndarray) -> None: ...
     def download(self, buffer: Any, offset: int, nbytes: int) -> np.ndarray:
         """uint8 [nbytes]; on a host backend a view of the bytes themselves."""

@@ -104,6 +104,8 @@ class Context:
                  offload_kqv: bool = True, graph_reuse: bool = True, n_rollback: int = 0, adapters: Sequence[Any] = (),
                  on_node: Hook | None = None, progress: Progress | None = None):
         start = time.perf_counter()
+        if adapters:
+            raise Error("adapters are not supported yet; give none")
         self.model, self.hook, self.graph_reuse = model, on_node, graph_reuse
         self.cparams = resolve(model, n_ctx=n_ctx, n_batch=n_batch, n_ubatch=n_ubatch, n_seq_max=n_seq_max, kv_unified=kv_unified,
                                type_k=type_k, type_v=type_v, flash_attn=flash_attn, n_threads=n_threads,
@@ -111,6 +113,8 @@ class Context:
                                swa_full=swa_full)
         self.backends: list[Backend] = model.place(progress)
         self.memory = LayerMemory(model.hparams, self.cparams)
+        if n_rollback and self.memory.rs is not None:
+            raise Error("n_rollback is not supported yet for models with recurrent layers; give 0")
         self.arenas = {b: Arena(b) for b in self.backends}
         self.plans = PlanCache()
         self.perf = Perf()
@@ -163,8 +167,8 @@ class Context:
             steps = self.memory.prepare(asked)
             self._begin_rows(asked)
             for step in steps:
-                self.memory.apply(step)
                 try:
+                    self.memory.apply(step)
                     plan = self._plan(kind, step)
                     plan.fill(step)
                     if self._aborted:       # between two ubatches
@@ -212,6 +216,9 @@ class Context:
                 self._shift(g)
 
     def _shift(self, group: KVCache) -> None:
+        if not any(map(self.model.hparams.has_rope, group.k)):
+            group.store.take_shift()
+            return
         key = ("shift", group.index)
         plan = self.plans.get(key)
         if plan is None:

@@ -20,26 +20,28 @@ PRODUCTS = ("mul_mat", "mul_mat_id")
 def profile(p: Params, n_prompt: int, n_gen: int, n_depth: int) -> str:
     runner = Ours(p, n_prompt + n_gen + n_depth + 64)
     try:
-        if n_depth:
-            runner.evaluate(n_depth)
-        runner.evaluate(n_prompt or 1)
-        times, wall = _timed(runner, n_prompt or 1)
+        times, wall = _timed(runner, n_prompt or 1, n_depth)
     finally:
         runner.close()
     return table(times, wall, n_prompt or 1, read_bandwidth(p.n_threads))
 
 
-def _timed(runner: Ours, n_tokens: int, repeats: int = 9) -> tuple[list[tuple[Any, float]], float]:
+def _timed(runner: Ours, n_tokens: int, n_depth: int, repeats: int = 9) -> tuple[list[tuple[Any, float]], float]:
     """(nodes, median seconds) of every step of one run, and the median wall time of runs that were not timed."""
-    samples, walls = [], []
-    for _ in range(repeats):
-        runner.ctx.times = []
-        runner.evaluate(n_tokens)
-        samples.append(runner.ctx.times)
-        runner.ctx.times = None
+    samples: list[Any] = []
+    walls = []
+    for timed in [False, True] * repeats:
+        if n_tokens > 1 or not walls:
+            runner.clear()
+            if n_depth:
+                runner.evaluate(n_depth)
+        runner.ctx.times = [] if timed else None
         start = time.perf_counter()
         runner.evaluate(n_tokens)
-        walls.append(time.perf_counter() - start)
+        if timed:
+            samples.append(runner.ctx.times)
+        else:
+            walls.append(time.perf_counter() - start)
     median = np.median([[t.seconds for t in s] for s in samples], axis=0)
     return [(t.nodes, float(m)) for t, m in zip(samples[0], median)], float(np.median(walls))
 

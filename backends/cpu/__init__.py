@@ -66,7 +66,7 @@ class Compiled:
         nodes = [n for n in nodes if n.op not in VIEWS]
         emit = Emit(backend.panels.address)
         lowered = lower(nodes, keep, emit)
-        self.scratch = HostBuffer.empty(emit.scratch_bytes)
+        self.scratch = HostBuffer.zeros(emit.scratch_bytes)
         self.steps = native = [step for item in lowered if isinstance(item, list) for step in item]
         backend.panels.fill(backend.progress)
         self._compile_kernels(native)

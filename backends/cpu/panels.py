@@ -39,7 +39,7 @@ class Panels:
         if self.mode == "off" or weight not in self.offered or not repack.supports(weight.type, weight.ne[0]):
             return None
         if weight not in self.buffers:
-            self.buffers[weight] = HostBuffer.empty(panel_bytes(weight))
+            self.buffers[weight] = HostBuffer.zeros(panel_bytes(weight))
             self.empty.append(weight)
         return self.buffers[weight].address
 
@@ -52,7 +52,7 @@ class Panels:
             for n in self._pack(weight, self.buffers[weight].address):
                 done += n
                 if progress:
-                    progress("repack", done, total)
+                    progress("weights", done, total)
             release(weight.buffer)
             self.empty.pop(0)
 

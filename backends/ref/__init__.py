@@ -34,13 +34,10 @@ class Ref:
         self.aborted = False
 
     def alloc(self, nbytes: int) -> HostBuffer:
-        return HostBuffer.empty(nbytes)
+        return HostBuffer.zeros(nbytes)
 
     def free(self, buffer: HostBuffer) -> None:
         """Memory goes with the last reference."""
-
-    def zero(self, buffer: HostBuffer) -> None:
-        buffer.data.fill(0)
 
     def upload(self, buffer: HostBuffer, offset: int, data: Array) -> None:
         raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)

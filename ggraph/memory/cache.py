@@ -36,13 +36,11 @@ class Group:
         return sum(t.nbytes for t in self.tensors())
 
     def alloc(self, backend: Backend) -> None:
-        """Zeroed: what was never written must not turn a masked sum into NaN, and is a new sequence's state."""
         self.buffer = backend.alloc(sum(-(-t.nbytes // 64) * 64 for t in self.tensors()))
         offset = 0
         for t in self.tensors():
             t.buffer, t.offset = self.buffer, offset
             offset += -(-t.nbytes // 64) * 64
-        backend.zero(self.buffer)
 
     def sizes(self, step: Step) -> dict[str, int]:
         """Values of the group's size variables, between `apply` and `commit` of the step."""

@@ -21,7 +21,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("given", "want"), [
-    ((), [7]), (("4",), [4]), (("1,2", "8"), [1, 2, 8]), (("2-5",), [2, 3, 4, 5]), (("1-9+4",), [1, 5, 9]), (("8-64*2",), [8, 16, 32, 64]),
+    ((), [7]), (("4",), [4]), (("1,2", "8"), [1, 2, 8]), (("2-5",), [2, 3, 4, 5]), (("1-9+4",), [1, 5, 9]),
+    (("8-64*2",), [8, 16, 32, 64]),
 ])
 def test_numbers_are_lists_and_ranges(given: tuple[str, ...], want: list[int]) -> None:
     assert bench.numbers(given, 7) == want
@@ -59,7 +60,7 @@ def test_machine_formats_hold_every_sample(model: Path) -> None:
 
 
 def test_the_profile_names_ops_and_the_memory(model: Path) -> None:
-    text = run(model, "-p", "0", "-n", "2", "--profile")
+    text = run(model, "-p", "8", "-n", "2", "--profile")
     assert "mul_mat F32" in text and "flash_attn_ext" in text and "read bandwidth" in text
 
 

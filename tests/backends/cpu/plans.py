@@ -42,9 +42,9 @@ class Native(cpu.Cpu):
 
 
 class _Threaded(cpu.Compiled):
-    def run(self, n_threads: int = 0) -> None:
+    def run(self, n_threads: int = 0, times: Any = None) -> None:
         assert isinstance(self.backend, Native)
-        super().run(n_threads or self.backend.n_threads)
+        super().run(n_threads or self.backend.n_threads, times)
 
 
 def tensor(x: Array, type: DType = F32) -> Tensor:
