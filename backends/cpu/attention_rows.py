@@ -19,7 +19,6 @@ from .unpack import unpacker
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
-_HEIGHTS = (6, 4, 3, 2, 1)
 _PLAIN = {F32: (simd.load_f32, simd.load_f32_n), F16: (simd.load_f16, simd.load_f16_n),
           BF16: (simd.load_bf16, simd.load_bf16_n)}
 Function = Callable[..., Any]
@@ -29,8 +28,8 @@ def product(name: str, listed: bool = False, hint: bool = False, more: bool = Fa
     """(a, lda, x, block, ldx, n, c, ldc, rows, vectors, near, ahead): `multiply` for any number of rows and vectors.
     Four vectors lie side by side; the next four `block` bytes further on, or side by side too where rows are listed."""
     size = 16 * dtypes.TYPES[name].nbytes
-    wide = _tall([multiply(rows, 4, name, listed, more, hint and rows < 6) for rows in _HEIGHTS])
-    slim = _tall([multiply(rows, 1, name, listed, more) for rows in _HEIGHTS])
+    wide = _tall([multiply(rows, 4, name, listed, more, hint and rows < 6) for rows in (6, 4, 3, 2, 1)])
+    slim = _low(*[multiply(rows, 1, name, listed, more) for rows in (6, 1)])
 
     @inline
     def f(a, lda, x, block, ldx, n, c, ldc, rows, vectors, near, ahead):
@@ -42,13 +41,14 @@ def product(name: str, listed: bool = False, hint: bool = False, more: bool = Fa
                 wide(a, lda, x + (v >> 2) * block, ldx, n, c + 64 * v, ldc, rows, near + 128 * v, ahead)
         for v in range(whole, vectors):
             if listed:
-                slim(a, lda, x, ldx + v * size, n, c + 64 * v, ldc, rows, near, ahead)
+                slim(a, lda, x, ldx + v * size, n, c + 64 * v, ldc, rows)
             else:
-                slim(a, lda, x + (v >> 2) * block + (v & 3) * size, ldx, n, c + 64 * v, ldc, rows, near, ahead)
+                slim(a, lda, x + (v >> 2) * block + (v & 3) * size, ldx, n, c + 64 * v, ldc, rows)
     return f
 
 
 def _tall(multiplies: list[Any]) -> Function:
+    """All rows of a. Every height up to 4 has its own loop, since that is all there is when one token is decoded."""
     six, four, three, two, one = multiplies
 
     @inline
@@ -65,6 +65,18 @@ def _tall(multiplies: list[Any]) -> Function:
             two(a, lda, x, ldx, n, c, ldc, near, ahead)
         elif rows == 1:
             one(a, lda, x, ldx, n, c, ldc, near, ahead)
+    return f
+
+
+def _low(six: Any, one: Any) -> Function:
+    @inline
+    def f(a, lda, x, ldx, n, c, ldc, rows):
+        while rows >= 6:
+            six(a, lda, x, ldx, n, c, ldc, 0, 0)
+            a, c, rows = a + 6 * lda, c + 6 * ldc, rows - 6
+        for _ in range(rows):
+            one(a, lda, x, ldx, n, c, ldc, 0, 0)
+            a, c = a + lda, c + ldc
     return f
 
 
