@@ -125,8 +125,10 @@ class Generation(Iterator[str]):
         self._turn = self._history.turn
         for token in self.prompt:       # whatever was kept: the answer must not depend on it
             self.sampler.accept(token, generated=False)
-        self._evaluate(self.prompt[t.cache_n:])
-        t.prompt_n, t.prompt_ms = len(self.prompt) - t.cache_n, 1e3 * (time.perf_counter() - start)
+        try:
+            self._evaluate(self.prompt[t.cache_n:])
+        finally:
+            t.prompt_n, t.prompt_ms = len(self._history.tokens) - t.cache_n, 1e3 * (time.perf_counter() - start)
         if self.output.max_tokens == 0:
             self.output.finish("length", "limit")
 

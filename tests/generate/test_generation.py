@@ -168,7 +168,7 @@ def test_stop_within_the_prompt(llm: LLM) -> None:
     assert g.read() == ""
     assert g.finish_reason == "cancelled"
     assert seen == [0, 16, 32]
-    assert len(llm._history.tokens) == 32
+    assert len(llm._history.tokens) == g.timings.prompt_n == 32
     want = llm.generate(PROMPT, max_tokens=5, temperature=0.0).read()
     with LLM(llm.model, n_ctx=256) as fresh:
         assert fresh.generate(PROMPT, max_tokens=5, temperature=0.0).read() == want
