@@ -28,6 +28,6 @@ def _rotated(b: Builder, group: KVCache, il: int, shift: Tensor) -> Tensor:
     if cache.type is not F32:
         x = ops.cast(x, F32)
     x = ops.hadamard(x, group.rot_k) if group.rot_k else x
-    x = b.rope(x, il, pos=shift, offset=b.hp.rope_offset)
+    x = b.rope(x, il, shift=shift, offset=b.hp.rope_offset)
     x = ops.hadamard(x, group.rot_k) if group.rot_k else x
     return ops.reshape(x, cache.ne)

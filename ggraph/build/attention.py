@@ -6,7 +6,7 @@ what is the mask, which the host fills. Nothing here depends on positions or cel
 from __future__ import annotations
 
 from .. import inputs, ops
-from ..dtypes import BF16, F16
+from ..dtypes import BF16, F16, F32
 from ..memory.cache import KVCache
 from ..memory.line import Window
 from ..tensor import Tensor
@@ -150,6 +150,7 @@ class Attention(Core):
             kq = self.cb(ops.scale(ops.tanh(ops.scale(kq, scale / cap)), cap), "kq_scaled", il)
             scale = 1.0
         kq = self.cb(ops.soft_max(kq, mask, sinks, scale, self.hp.f_max_alibi_bias), "kq_soft_max", il)
+        v = ops.cast(v, F32) if v.type.quantized else v                       # blocks cannot be transposed
         return self.cb(ops.mul_mat(ops.cont(ops.transpose(v)), self._rounded(kq, v)), "kqv", il)
 
     @staticmethod
