@@ -14,10 +14,11 @@ ACTIVATIONS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor] | None, Callable
     "gelu_erf": (ops.geglu_erf, ops.gelu_erf), "relu": (ops.reglu, ops.relu),
     "relu_sqr": (None, lambda x: ops.sqr(ops.relu(x))),
     "swiglu_oai": (lambda gate, up: ops.swiglu_oai(gate, up, 1.702, 7.0), None)}       # gpt-oss's
+Activation = str | Callable[[Tensor, Tensor], Tensor]           # a name, or a function of gate and up
 
 
 class FeedForward(Core):
-    def ffn(self, w: Group, x: Tensor, il: int, act: str = "silu", suffix: str = "") -> Tensor:
+    def ffn(self, w: Group, x: Tensor, il: int, act: Activation = "silu", suffix: str = "") -> Tensor:
         """down(act(gate x) * up x), or down(act(up x)) for layers without a gate.
 
         A gate and an up that the file holds as one matrix `ffn_up` of twice the rows are split (first half: gate).
@@ -38,11 +39,13 @@ class FeedForward(Core):
             y = ops.div(y, scales.weight) if scales else y
         return self.linear(down, self.cb(y, "ffn_act", il), "ffn" + (suffix or "_out"), il)
 
-    def gated(self, gate: Tensor, up: Tensor, act: str) -> Tensor:
+    def gated(self, gate: Tensor, up: Tensor, act: Activation) -> Tensor:
+        if callable(act):
+            return act(gate, up)
         pair = ACTIVATIONS[act][0]
         return pair(gate, up) if pair else ops.mul(self.activate(gate, act), up)
 
-    def activate(self, x: Tensor, act: str) -> Tensor:
-        single = ACTIVATIONS[act][1]
+    def activate(self, x: Tensor, act: Activation) -> Tensor:
+        single = None if callable(act) else ACTIVATIONS[act][1]
         assert single, f"{act} needs a gate"
         return single(x)

@@ -9,13 +9,13 @@ from ..errors import ModelError
 from ..tensor import Tensor
 from ..weights import Group, Param
 from .core import split
-from .ffn import FeedForward
+from .ffn import Activation, FeedForward
 
 SOFTMAX, SIGMOID, SOFTMAX_WEIGHT, SQRT_SOFTPLUS = 1, 2, 3, 4          # `{arch}.expert_gating_func`
 
 
 class Experts(FeedForward):
-    def moe(self, w: Group, x: Tensor, il: int, *, act: str = "silu", gating: int = SOFTMAX, norm_w: bool = True,
+    def moe(self, w: Group, x: Tensor, il: int, *, act: Activation = "silu", gating: int = SOFTMAX, norm_w: bool = True,
             w_scale: float = 0.0, limit: float = 0.0, logits: Tensor | None = None, choose_by_logits: bool = False,
             weight_before_ffn: bool = False) -> Tensor:
         """Experts of `blk.{il}`: router, gate/up/down of the chosen ones, weighted sum.
@@ -27,7 +27,7 @@ class Experts(FeedForward):
         chosen, weights = self._route(w, x, il, gating, norm_w, w_scale, logits, choose_by_logits)
         return self.experts(w, x, chosen, weights, il, act=act, limit=limit, weight_before_ffn=weight_before_ffn)
 
-    def experts(self, w: Group, x: Tensor, chosen: Tensor, weights: Tensor, il: int, *, act: str = "silu",
+    def experts(self, w: Group, x: Tensor, chosen: Tensor, weights: Tensor, il: int, *, act: Activation = "silu",
                 limit: float = 0.0, weight_before_ffn: bool = False, suffix: str = "_exps") -> Tensor:
         """The weighted sum of the chosen experts; chosen I32 [n_used, n_tokens], weights [1, n_used, n_tokens]."""
         y = ops.reshape(x, (x.ne[0], 1, x.ne[1]))
@@ -80,7 +80,7 @@ class Experts(FeedForward):
         masked = ops.set_rows(ops.fill(groups, float("-inf")), kept, chosen)
         return self.cb(ops.reshape(masked, (n_expert, n_tokens)), "ffn_moe_probs_masked", il)
 
-    def _experts(self, w: Group, x: Tensor, chosen: Tensor, il: int, act: str, limit: float, suffix: str) -> Tensor:
+    def _experts(self, w: Group, x: Tensor, chosen: Tensor, il: int, act: Activation, limit: float, suffix: str) -> Tensor:
         """x [n_embd, 1 or n_used, n_tokens] -> the chosen experts' results [n_embd, n_used, n_tokens]"""
         gate_up, gate_w = (vars(w).get(f"ffn_{name}{suffix}") for name in ("gate_up", "gate"))
         gate: Tensor | None

@@ -20,8 +20,12 @@ class Recurrent(Core):
         return self.memory.rs
 
     def by_seq(self, x: Tensor, *head: int) -> Tensor:
-        """[n, n_tokens] -> [*head, n_seq_tokens, n_seqs], head being (n,) if not given."""
-        return ops.reshape(x, (*(head or x.ne[:1]), self.dims.n_seq_tokens, self.dims.n_seqs))
+        """[n, n_tokens] -> [*head, n_seq_tokens, n_seqs], head being (n,) if not given; then x may be a strided view."""
+        n, n_seqs = self.dims.n_seq_tokens, self.dims.n_seqs
+        if x.contiguous:
+            return ops.reshape(x, (*(head or x.ne[:1]), n, n_seqs))
+        assert not head
+        return ops.view(x, (x.ne[0], n, n_seqs), (x.nb[1], x.nb[1] * n))
 
     def all_tokens(self, x: Tensor, n: int) -> Tensor:
         """The way back: [n, n_tokens]."""
