@@ -25,8 +25,9 @@ LOGITS = np.load(spec.FOLDER / "logits.npz")
 EXTRA = np.load(spec.FOLDER / "extra.npz")
 KNOWN = {name.replace("_", "-") for name in known_architectures()}
 
-# Here llama.cpp's 8-bit activations choose other experts than exact arithmetic does, or (falcon-h1) their error grows.
-ROUTING_FLIPS = {"llama-moe-b/q8_0", "gpt-oss-moe-b/q8_0", "falcon-h1-dense/q8_0", "qwen35moe-moe-b/q8_0", "qwen35moe-moe-b/q4_0"}
+# Here llama.cpp's 8-bit activations choose other experts than exact arithmetic does, or (dense ones) their error grows.
+ROUTING_FLIPS = {"llama-moe-b/q8_0", "gpt-oss-moe-b/q8_0", "falcon-h1-dense/q8_0", "qwen35moe-moe-b/q8_0",
+                 "qwen35moe-moe-b/q4_0", "deepseek2-moe-b/q8_0", "hrm_text-dense/q8_0"}
 # Here llama.cpp mixes the tokens of two sequences, so that one's logits depend on the other; ours are those of "single".
 MIXED = {"plamo2-dense/multi", "plamo2-dense/multi_streams"}
 
