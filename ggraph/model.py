@@ -45,7 +45,8 @@ class Model:
         self.path = resolve(path)
         self.file = gguf.File(self.path)
         try:
-            self.kv: Mapping[str, Any] = ChainMap(dict(kv_overrides or {}), self.file.kv)  # type: ignore[arg-type]
+            self._overrides = dict(kv_overrides or {})
+            self.kv: Mapping[str, Any] = ChainMap(self._overrides, self.file.kv)  # type: ignore[arg-type]
             self.arch = find_architecture(self.file.arch)
             self.hparams: HParams = self.arch.hparams(self.kv)
             self.weights = Weights(self.file, self.hparams)
@@ -72,7 +73,7 @@ class Model:
     def vocab(self) -> Vocab:
         if self._vocab is None:
             from .vocab import Vocab
-            self._vocab = Vocab(self.file)
+            self._vocab = Vocab(self.file, kv_overrides=self._overrides)
         return self._vocab
 
     @property

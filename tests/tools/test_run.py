@@ -143,6 +143,9 @@ def test_what_is_not_given_stays_open(file: str, monkeypatch: pytest.MonkeyPatch
 def test_override_kv(file: str) -> None:
     err = run("-m", file, "--override-kv", "llama.context_length=int:256,llama.x=str:y", "-n", "1", "a").stderr
     assert "n_ctx 256" in err
+    plain, bare = (json.loads(run("-m", file, *GREEDY, "-n", "0", "--json", "a", *more).stdout) for more in
+                   ((), ("--override-kv", "tokenizer.ggml.add_bos_token=bool:false")))
+    assert bare["prompt_tokens"] == plain["prompt_tokens"] - 1
 
 
 def test_context_full_and_shift(file: str) -> None:
