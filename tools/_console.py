@@ -43,7 +43,8 @@ class Bars:
     def _begin(self, what: str, total: int) -> None:
         self.open = what
         if not self.terminal:
-            env.log(f"{LABELS[what]} ...")
+            if what != "fetch":         # which says so itself
+                env.log(f"{LABELS[what]} ...")
             return
         from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
