@@ -64,7 +64,7 @@ class Command(click.Command):
         except OSError as e:
             if e.errno == errno.EPIPE:      # the reader has left, as in `| head`
                 raise
-            _fail(ctx, e, f"{e.filename}: {e.strerror}" if e.filename else str(e))
+            _fail(ctx, e, f"{e.filename}: {e.strerror}" if e.filename else e.strerror or str(e))
         except MemoryError as e:
             _fail(ctx, e, "out of memory; try a smaller context (-c), a smaller batch (-ub) or a smaller model")
         except Exception as e:
