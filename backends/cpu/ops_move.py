@@ -164,7 +164,7 @@ def as_rows(emit: Emit, x: Tensor, purpose: str) -> tuple[Field, ...] | None:
     """Nine words of x as F32 rows: x itself, or a copy in scratch memory for `purpose`; None if it cannot be read."""
     if f32_rows(x):
         return (x,)
-    place, _ = emit.scratch(("rows", purpose), int(x.numel) * 4)
+    place, _ = emit.scratch(("F32 rows", purpose), int(x.numel) * 4)
     copy = (place, *x.ne, *strides(F32, x.ne))
     return copy if move(emit, x, copy, F32) else None
 

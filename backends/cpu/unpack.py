@@ -9,8 +9,10 @@ import numpy as np
 
 from ggraph.dtypes import DType
 from ggraph.quants.fp4 import E2M1_DOUBLED
+from ggraph.quants.grids import grid
 from ggraph.quants.legacy import IQ4_VALUES
 
+from . import unpack_grid
 from .kernel import inline, simd
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -182,17 +184,83 @@ def _mxfp4(src, dst):
     simd.store_f32(dst + 64, simd.to_f32(_byte(q >> 4, _B0, _B1, _B2, _B3)) * d)
 
 
+@inline
+def _nvfp4(src, dst):
+    """Four groups of 16, each with a scale: half of 4 bits exponent and 3 bits mantissa; the byte 127 counts as 0."""
+    for g in range(4):
+        byte, q = simd.get_u8(src + g), simd.load_u8_n(src + 4 + 8 * g, 8)
+        e = simd.iota() * 0 + (0 if byte == 127 else byte & 127)
+        d = simd.select(e < 8, simd.to_f32(e) * 0.0009765625, simd.as_f32((e << 20) + (119 << 23)))
+        simd.store_f32_n(dst + 64 * g, simd.to_f32(_byte(q & 15, _B0, _B1, _B2, _B3)) * d, 8)
+        simd.store_f32_n(dst + 64 * g + 32, simd.to_f32(_byte(q >> 4, _B0, _B1, _B2, _B3)) * d, 8)
+
+
+# Few bits and one scale.
+
+@inline
+def _q1_0(src, dst):
+    d = simd.get_f16(src)
+    for g in range(8):
+        simd.store_f32(dst + 64 * g, simd.to_f32(_bits(src + 2 + 2 * g) * 2 - 1) * d)
+
+
+@inline
+def _q2_0(src, dst):
+    """Four neighbours in a byte."""
+    d = simd.get_f16(src)
+    for g in range(4):
+        q = simd.iota() * 0 + simd.get_i32(src + 2 + 4 * g) >> simd.iota() * 2 & 3
+        simd.store_f32(dst + 64 * g, simd.to_f32(q - 1) * d)
+
+
+@inline
+def _tq2_0(src, dst):
+    d = simd.get_f16(src + 64)
+    for g in range(16):
+        simd.store_f32(dst + 64 * g, simd.to_f32(_pair(src, g) - 1) * d)
+
+
+@inline
+def _trits(q, power):
+    """A digit of 16 bytes: `power` of 3 drops those before it, what then exceeds 256 in three times that is it."""
+    return (q * power & 255) * 3 >> 8
+
+
+@inline
+def _tq1_0(src, dst):
+    """Digits of 32 bytes, five of each; of 16 bytes, five of each; of 4 bytes, four of each."""
+    d, power = simd.get_f16(src + 52), 1
+    for i in range(5):
+        for half in range(2):
+            q = _trits(simd.load_u8(src + 16 * half), power)
+            simd.store_f32(dst + 128 * i + 64 * half, simd.to_f32(q - 1) * d)
+        simd.store_f32(dst + 640 + 64 * i, simd.to_f32(_trits(simd.load_u8(src + 32), power) - 1) * d)
+        if i < 4:
+            q = _trits(simd.load_u8_n(src + 48, 4), power)
+            simd.store_f32_n(dst + 960 + 16 * i, simd.to_f32(q - 1) * d, 4)
+        power *= 3
+
+
 _BLOCKS = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "Q2_K": _q2_k, "Q3_K": _q3_k,
-           "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs, "MXFP4": _mxfp4}
+           "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs, "MXFP4": _mxfp4,
+           "NVFP4": _nvfp4, "Q1_0": _q1_0, "Q2_0": _q2_0, "TQ1_0": _tq1_0, "TQ2_0": _tq2_0}
 
 
 def unpacks(type: DType) -> bool:
-    return type.name in _BLOCKS
+    return type.name in _BLOCKS or type.name in unpack_grid.BLOCKS
+
+
+def _block(name: str):
+    """f(src, dst) for one block of a type."""
+    if name in _BLOCKS:
+        return _BLOCKS[name]
+    block, points = unpack_grid.BLOCKS[name], simd.data(grid("IQ1_S" if name == "IQ1_M" else name).tobytes())
+    return inline(lambda src, dst: block(src, dst, points()))
 
 
 def unpacker(type: DType):
     """f(src, dst, n): n elements of a row of this type at src become float32 at dst."""
-    block, size, nbytes = _BLOCKS[type.name], type.block, type.nbytes
+    block, size, nbytes = _block(type.name), type.block, type.nbytes
 
     @inline
     def f(src, dst, n):
