@@ -50,6 +50,16 @@ class Keys:
 
 
 @dataclass(frozen=True)
+class Ngrams:
+    """Hashes of a token with the 1, 2, .. before it: for each length some heads, each with a range of rows of one table."""
+    factors: tuple[int, ...]                    # of the token, the one before it, ..
+    offsets: tuple[int, ...]                    # first row of each head, all heads of one length in turn
+    rows: tuple[int, ...]                       # number of rows of each head
+    eos: int                                    # hides what is before it, and stands for what is missing
+    embd: int                                   # stands for a token given as an embedding
+
+
+@dataclass(frozen=True)
 class HParams:
     arch: str
     keys: Keys = field(repr=False, compare=False)
@@ -140,6 +150,10 @@ class HParams:
     ssm_d_state: int = 0
     ssm_dt_rank: int = 0
     ssm_n_group: int = 0
+
+    ngrams: Ngrams | None = None                # how tokens and those before them name rows of a table
+    ngram_layer: int = -1                       # the layer that reads it; it keeps a convolution's inputs in a row of its own
+    n_embd_p: int = 0                           # elements of that row
 
     # --- derived ---
 

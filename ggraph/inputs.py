@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .hparams import HParams
+from .hparams import HParams, Ngrams
 from .memory import Step
 from .memory.kv import ordered
 from .memory.layers import LayerMemory
@@ -178,7 +178,7 @@ class KVCells(Input):
 
 
 class StateRows(Input):
-    """`rs_src` I32 [n_seqs]: the state row that each sequence starts from; `rs_dst` I32 [n_seqs]: the row it leaves its state in."""
+    """`rs_src` I32 [n_seqs]: the state row that each sequence starts from; `rs_dst` I32 [n_seqs]: the one it leaves its state in."""
 
     def __init__(self, memory: LayerMemory, n_seqs: int):
         assert memory.rs is not None
@@ -192,6 +192,30 @@ class StateRows(Input):
     def fill(self, step: Step) -> tuple[np.ndarray, ...]:
         slots = step.slots[self.group]
         return slots.src, slots.dst[0]
+
+
+class NgramRows(Input):
+    """`ple_rows` I32 [n_heads * n_tokens]: for each token the table rows that it and the tokens before it name."""
+
+    def __init__(self, memory: LayerMemory, ngrams: Ngrams, n_tokens: int):
+        assert memory.rs is not None
+        self.group, self.ngrams, self.store = memory.rs.index, ngrams, memory.rs.store
+        self.tensors = (leaf(I32, (len(ngrams.rows) * n_tokens,), "ple_rows"),)
+
+    @classmethod
+    def key(cls, step: Step) -> Hashable:
+        return None
+
+    def fill(self, step: Step) -> tuple[np.ndarray, ...]:
+        g, n = self.ngrams, len(self.ngrams.factors)
+        texts = self.store.texts(step.ubatch, step.slots[self.group]).astype(np.int64)
+        window = np.lib.stride_tricks.sliding_window_view(texts, n, axis=1)[..., ::-1].copy()       # the token itself first
+        window[..., 0] = np.where(window[..., 0] < 0, g.embd, window[..., 0])
+        before = window[..., 1:]
+        before[np.logical_or.accumulate((before < 0) | (before == g.eos), axis=-1)] = g.eos
+        mixed = np.bitwise_xor.accumulate(window.astype(np.uint64) * np.array(g.factors, np.uint64), axis=-1)[..., 1:]
+        heads = np.repeat(mixed, len(g.rows) // (n - 1), axis=-1) % np.array(g.rows, np.uint64)
+        return ((heads + np.array(g.offsets, np.uint64)).astype(np.int32).reshape(-1),)
 
 
 class HeadSlopes(Input):

@@ -43,6 +43,11 @@ class Group:
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"the architecture declares no weight {self._prefix + name!r}")
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape that the file gives a tensor, by its full name here; () if there is none."""
+        info = self._table.file.tensors.get(self._prefix + name)
+        return info.ne if info else ()
+
     def unused(self, *names: str) -> None:
         """Tensors, by full name, that files may hold and that the graph does not read."""
         self._table.ignored.update(self._prefix + name for name in names)

@@ -8,7 +8,7 @@ from ggraph import ops
 from ggraph.build import Builder
 from ggraph.hparams import HParams
 from ggraph.tensor import Tensor
-from ggraph.weights import Group, Weights
+from ggraph.weights import Group, Need, Weights
 
 
 def hparams(kv: Mapping[str, Any]) -> HParams:
@@ -44,11 +44,11 @@ def delta_net_weights(hp: HParams, w: Group) -> None:
     w("ssm_out", hp.ssm_d_inner, hp.n_embd)
 
 
-def gated_attention_weights(hp: HParams, w: Group, il: int) -> None:
+def gated_attention_weights(hp: HParams, w: Group, il: int, bias: Need = None) -> None:
     head = hp.n_embd_head_k
-    w("attn_q", hp.n_embd, 2 * head * hp.n_head[il], bias=None)
-    w("attn_k", hp.n_embd, hp.n_embd_k_gqa(il), bias=None)
-    w("attn_v", hp.n_embd, hp.n_embd_v_gqa(il), bias=None)
+    w("attn_q", hp.n_embd, 2 * head * hp.n_head[il], bias=bias)
+    w("attn_k", hp.n_embd, hp.n_embd_k_gqa(il), bias=bias)
+    w("attn_v", hp.n_embd, hp.n_embd_v_gqa(il), bias=bias)
     w("attn_output", head * hp.n_head[il], hp.n_embd)
     w.norm("attn_q_norm", "attn_k_norm", n=head)
 

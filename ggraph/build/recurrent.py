@@ -95,6 +95,13 @@ class Recurrent(Core):
             y = ops.add(y, p.bias)
         return self.cb(y, "conv_output_raw", il)
 
+    def ngram_embd(self, p: Param) -> Tensor:
+        """What the table `p` holds for each token and those before it, all heads side by side: [n, n_tokens]"""
+        ngrams = self.hp.ngrams
+        assert ngrams is not None
+        rows, = self.input(inputs.NgramRows, self.memory, ngrams, self.n_tokens)
+        return self.cb(self.all_tokens(ops.get_rows(p.weight, rows), p.weight.ne[0] * len(ngrams.rows)), "ple_embd")
+
     # --- recurrences
 
     def delta_net(self, q: Tensor, k: Tensor, v: Tensor, gate: Tensor, beta: Tensor, il: int) -> Tensor:

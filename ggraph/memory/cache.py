@@ -143,13 +143,14 @@ def _write(cache: Tensor, x: Tensor, idx: Tensor) -> Tensor:
 
 
 class StateCache(Group):
-    """The state rows of recurrent layers: `cache_r_l3` F32 [n_embd_r, n_rows] (inputs of the convolution) and `cache_s_l3`
-    F32 [n_embd_s, n_rows] (the recurrence)."""
+    """The state rows of recurrent layers: `cache_r_l3` F32 [n_embd_r, n_rows] (inputs of the convolution), `cache_s_l3`
+    F32 [n_embd_s, n_rows] (the recurrence), and in a layer that reads n-grams `cache_ple_r_l3` F32 [n_embd_p, n_rows]."""
 
     def __init__(self, index: int, store: RecurrentStore, layers: Sequence[int], hp: HParams):
         self.index, self.store = index, store
         self.r = {il: leaf(F32, (hp.n_embd_r, store.n_rows), f"cache_r_l{il}") for il in layers if hp.n_embd_r}
         self.s = {il: leaf(F32, (hp.n_embd_s, store.n_rows), f"cache_s_l{il}") for il in layers if hp.n_embd_s}
+        self.p = {il: leaf(F32, (hp.n_embd_p, store.n_rows), f"cache_ple_r_l{il}") for il in layers if il == hp.ngram_layer}
 
     def tensors(self) -> list[Tensor]:
-        return [*self.r.values(), *self.s.values()]
+        return [*self.r.values(), *self.s.values(), *self.p.values()]

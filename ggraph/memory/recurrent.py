@@ -2,7 +2,8 @@
 
 In: ubatches and operations on sequences. Out: row numbers. A step never writes the row it reads: it gets spare rows, and
 `commit` makes those the sequences' own, so that a rollback has nothing to restore and a branch copies nothing. Row 0 is always
-zero (the state of a new sequence), row 1 takes what nobody wants to keep.
+zero (the state of a new sequence), row 1 takes what nobody wants to keep. For models that read n-grams a row also has a tail: the
+last tokens before its state.
 """
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from .line import END, Array
 from .state import State
 
 ZERO, TRASH, N_FIXED = 0, 1, 2
+NO_TOKEN = -1                       # in a tail: before the start, or given as an embedding
 
 
 class Mark(NamedTuple):
@@ -35,13 +37,15 @@ class StateSlots:
 
 
 class RecurrentStore:
-    """State rows of up to `n_seq_max` sequences, with `n_rollback` earlier states of each kept to go back to."""
+    """State rows of up to `n_seq_max` sequences, with `n_rollback` earlier states of each kept to go back to, and tails of
+    `n_tail` tokens."""
     equal, sequential = True, False
 
-    def __init__(self, n_seq_max: int, n_rollback: int = 0):
+    def __init__(self, n_seq_max: int, n_rollback: int = 0, n_tail: int = 0):
         self.n_seq_max, self.n_snapshots = n_seq_max, n_rollback + 1
         self.n_rows = N_FIXED + 2 * n_seq_max * self.n_snapshots        # what is kept, and as much to write
         self.marks: list[tuple[Mark, ...]] = [()] * n_seq_max           # per sequence, oldest first
+        self.tails = np.full((self.n_rows, n_tail), NO_TOKEN, np.int32)
         self._open: list[tuple[Mark, ...]] | None = None
 
     # --- one step
@@ -79,6 +83,19 @@ class RecurrentStore:
         assert self._open is None, "the step before this one is still open"
         self._open = list(self.marks)
         self._place(ubatch, slots)
+        self._write_tails(self.texts(ubatch, slots), slots)
+
+    def texts(self, u: Ubatch, slots: StateSlots) -> Array:
+        """int32 [n_seqs, n_tail + n_seq_tokens]: the tokens of each set, behind those of the row that it starts from."""
+        tokens = np.full(u.n_tokens, NO_TOKEN, np.int32) if u.token is None else u.token
+        return np.concatenate([self.tails[slots.src], tokens.reshape(u.n_seqs, -1)], axis=1)
+
+    def _write_tails(self, texts: Array, slots: StateSlots) -> None:
+        """The tails of the rows written; states that are not kept would end before the text does."""
+        n, length = self.tails.shape[1], texts.shape[1]
+        for back, rows in enumerate(slots.dst[:length - n]):
+            kept = rows != TRASH
+            self.tails[rows[kept]] = texts[kept, length - back - n:length - back]
 
     def commit(self) -> None:
         self._open = None
@@ -168,11 +185,11 @@ class RecurrentStore:
     # --- save and load
 
     def state(self, seq: int | None = None) -> State:
-        """`seq`, `pos`, `cell` [n]: the row of each kept state."""
+        """`seq`, `pos`, `cell` [n]: the row of each kept state; `tail` [n, n_tail]."""
         seqs = range(self.n_seq_max) if seq is None else [seq]
         flat = [(s if seq is None else 0, m.pos, m.row) for s in seqs for m in self.marks[s]]
         columns = np.array(flat, np.int32).reshape(-1, 3).T
-        return {"seq": columns[0], "pos": columns[1], "cell": columns[2]}
+        return {"seq": columns[0], "pos": columns[1], "cell": columns[2], "tail": self.tails[columns[2]]}
 
     def can_restore(self, state: State, seq: int | None = None) -> bool:
         return len({int(c) for c in state["cell"]}) <= self.n_rows - N_FIXED - len(self._others(seq))
@@ -182,8 +199,10 @@ class RecurrentStore:
 
     def restore(self, state: State, seq: int | None = None) -> npt.NDArray[np.int32] | None:
         """Rows that the saved states go to; states that were shared stay shared."""
-        if not {"seq", "pos", "cell"} <= set(state) or len({len(a) for a in state.values()}) != 1:
+        if not {"seq", "pos", "cell", "tail"} <= set(state) or len({len(a) for a in state.values()}) != 1:
             raise Error("the saved state is damaged: rows of recurrent layers are missing")
+        if state["tail"].shape[1:] != self.tails.shape[1:]:
+            raise Error(f"the saved state is of another model: it keeps {state['tail'].shape[1:]} tokens of each row")
         if not self.can_restore(state, seq):
             return None
         used = self._others(seq)
@@ -196,6 +215,6 @@ class RecurrentStore:
             raise Error(f"the saved state names sequences beyond this context's {self.n_seq_max} (n_seq_max)")
         for s in range(self.n_seq_max) if seq is None else [seq]:
             self.marks[s] = tuple(marks.get(s, ()))[-self.n_snapshots:]
-        return np.array([row_of[c] for c in state["cell"].tolist()], np.int32)
-
-
+        rows = np.array([row_of[c] for c in state["cell"].tolist()], np.int32)
+        self.tails[rows] = state["tail"]
+        return rows
