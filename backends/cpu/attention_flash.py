@@ -132,10 +132,10 @@ def _softmax(p, h, t, end, bottom, top, scores, bias, states):
             scores, states = scores + 4 * CHUNK, states + state.size(p)
 
 
-def _chunk(type_k: str, whole_k: bool, type_v: str, whole_v: bool) -> Callable[..., None]:
+def _chunk(type_k: str, wide_k: bool, type_v: str, whole_v: bool) -> Callable[..., None]:
     """(p, h, t, end, bottom, top, limit, work, states): the states of a tile for the positions bottom to top of one
     chunk; the tile goes on to position `limit`."""
-    (kind_k, as_columns), (kind_v, as_values) = columns(type_k, whole_k), values(type_v, whole_v)
+    (kind_k, as_columns), (kind_v, as_values) = columns(type_k, wide_k), values(type_v, whole_v)
     times_keys = product(kind_k, hint=True)
     times_values = product(kind_v, listed=True, hint=kind_v == type_v and whole_v)
     element = dtypes.TYPES[kind_k].nbytes
@@ -162,10 +162,10 @@ def _chunk(type_k: str, whole_k: bool, type_v: str, whole_v: bool) -> Callable[.
 
 # Who does what. A thread takes what starts within its share of the work.
 
-def attend(type_k: str, whole_k: bool, type_v: str, whole_v: bool) -> Callable[..., None]:
-    """Kernel: states of all chunks where there is room for them, otherwise the result. `whole_k`: heads of keys are
-    multiples of 32; `whole_v`: those of values multiples of 16."""
-    chunk = _chunk(type_k, whole_k, type_v, whole_v)
+def attend(type_k: str, wide_k: bool, type_v: str, whole_v: bool) -> Callable[..., None]:
+    """Kernel: states of all chunks where there is room for them, otherwise the result. `wide_k`: heads of keys have
+    at least 32 numbers; `whole_v`: those of values a multiple of 16."""
+    chunk = _chunk(type_k, wide_k, type_v, whole_v)
 
     @inline
     def part(p, h, t, end, c, n_chunks, lo, hi, limit, work, states):

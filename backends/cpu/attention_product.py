@@ -47,7 +47,7 @@ def _store(p, sums, first, n, i1, i2, i3):
 def multiply_rows(name: str) -> Callable[..., None]:
     """Kernel for a left side of type `name`."""
     type = dtypes.TYPES[name]
-    (_, as_columns), times = columns(name, whole=False), product("F32", more=True)
+    (_, as_columns), times = columns(name, wide=False), product("F32", more=True)
 
     @inline
     def load(p, a, n, k, m, keys, places, spare):

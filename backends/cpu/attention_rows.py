@@ -80,12 +80,12 @@ def _low(six: Any, one: Any) -> Function:
     return f
 
 
-def columns(name: str, whole: bool) -> tuple[str, Function]:
+def columns(name: str, wide: bool) -> tuple[str, Function]:
     """The type that columns of keys have, and (rows, n, dst, spare): of the 16 rows whose addresses stand at `rows`,
     number k becomes 16 in a row at dst, PANEL numbers further on for each k. `spare`: room for 16 rows of float32;
-    `whole`: n is always a multiple of 32."""
+    `wide`: n is never less than 32."""
     type = dtypes.TYPES[name]
-    if type.nbytes == 2 and whole:
+    if type.nbytes == 2 and wide:
         return name, _turn_words
     if type in _PLAIN:
         turn = _turn(type)
@@ -129,9 +129,11 @@ def _turn(type: DType) -> Function:
 @inline
 def _turn_words(rows, n, dst, spare):
     (r0, r1, r2, r3, r4, r5, r6, r7, r8, r9, r10, r11, r12, r13, r14, r15) = _addresses(rows)
-    stride = 2 * PANEL
-    for k in range(0, n, 32):
-        i, load = 2 * k, simd.load_bytes
+    """Runs of 32; the last one may repeat a part of the one before."""
+    stride, load = 2 * PANEL, simd.load_bytes
+    for start in range(0, n, 32):
+        k = min(start, n - 32)
+        i = 2 * k
         store_words(dst + k * stride, stride, load(r0 + i), load(r1 + i), load(r2 + i), load(r3 + i), load(r4 + i),
                     load(r5 + i), load(r6 + i), load(r7 + i), load(r8 + i), load(r9 + i), load(r10 + i), load(r11 + i),
                     load(r12 + i), load(r13 + i), load(r14 + i), load(r15 + i))

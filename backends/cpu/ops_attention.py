@@ -25,9 +25,9 @@ _NOTHING = (0,) * 9
 
 
 @template
-def _attend(type_k, whole_k, type_v, whole_v):
+def _attend(type_k, wide_k, type_v, whole_v):
     from .attention_flash import attend
-    return attend(type_k, whole_k, type_v, whole_v)
+    return attend(type_k, wide_k, type_v, whole_v)
 
 
 @template
@@ -60,7 +60,7 @@ def flash_attn_ext(emit: Emit, node: Tensor) -> bool:
     if not lists:
         cells = spans = None
     fields = _block(emit, node, (node, q, k, v, k.root, v.root, cells, spans, mask, sinks))
-    emit(_attend(k.type.name, int(k.ne[0]) % 32 == 0, v.type.name, int(v.ne[0]) % 16 == 0), *fields)
+    emit(_attend(k.type.name, int(k.ne[0]) >= 32, v.type.name, int(v.ne[0]) % 16 == 0), *fields)
     emit(_merge(), *fields)
     return True
 
