@@ -62,6 +62,6 @@ def graph(b: Builder) -> None:
         else:
             shared = b.ffn(w, y, il, suffix="_shexp")
             y = b.moe(w, y, il, gating=hp.expert_gating_func, norm_w=hp.expert_weights_norm, w_scale=hp.expert_weights_scale)
-            y = b.cb(ops.add(y, shared), "ffn_out", il)
+            y = b.add(y, shared, "ffn_out", il)
         x = b.layer_out(b.residual(x, y, "ffn_out", il), il)
     b.finish(x)

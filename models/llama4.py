@@ -4,7 +4,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ggraph import ops
 from ggraph.build import Builder
 from ggraph.build.moe import SIGMOID
 from ggraph.hparams import HParams
@@ -64,7 +63,7 @@ def graph(b: Builder) -> None:
         if has_experts(hp, il):
             shared = b.ffn(w, y, il, suffix="_shexp")
             y = b.moe(w, y, il, gating=SIGMOID, norm_w=False, choose_by_logits=True, weight_before_ffn=True)
-            y = b.cb(ops.add(y, shared), "ffn_moe_out_merged", il)
+            y = b.add(y, shared, "ffn_moe_out_merged", il)
         else:
             y = b.ffn(w, y, il)
         x = b.layer_out(b.residual(x, y, "ffn_out", il), il)

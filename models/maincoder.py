@@ -11,7 +11,7 @@ from ggraph.weights import Weights
 
 
 def hparams(kv: Mapping[str, Any]) -> HParams:
-    return HParams.read(kv, rope_mode=NORMAL)
+    return HParams.read(kv, rope_mode=NORMAL, k_norm_rotated=True)
 
 
 def weights(t: Weights) -> None:

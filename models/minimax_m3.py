@@ -4,7 +4,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ggraph import ops
 from ggraph.build import Builder
 from ggraph.hparams import HParams
 from ggraph.ops import NEOX
@@ -48,6 +47,6 @@ def graph(b: Builder) -> None:
             shared = b.ffn(w, y, il, act="swiglu_oai", suffix="_shexp")
             y = b.moe(w, y, il, act="swiglu_oai", gating=hp.expert_gating_func, norm_w=hp.expert_weights_norm,
                       w_scale=hp.expert_weights_scale)
-            y = b.cb(ops.add(y, shared), "ffn_out", il)
+            y = b.add(y, shared, "ffn_out", il)
         x = b.layer_out(b.residual(x, y, "ffn_out", il), il)
     b.finish(x)

@@ -34,7 +34,7 @@ def weights(t: Weights) -> None:
 
 
 def graph(b: Builder) -> None:
-    x = b.norm(b.inp_embd(), None, "inp_norm")
+    x = b.norm(b.inp_embd(), None, "embd_norm")
     for il, w in b.layers():
         n = b.norm(x, w.attn_norm, "attn_norm", il)
         q, k, v = b.qkv(w, n, il)

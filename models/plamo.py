@@ -32,6 +32,6 @@ def graph(b: Builder) -> None:
         q, k, v = b.qkv(w, n, il)
         y = b.attn(w.attn_output, b.rope(q, il), b.rope(k, il), v, il)
         y, n, x = b.out_ids(il, y, n, x)
-        y = b.cb(ops.add(y, b.ffn(w, n, il)), "ffn_out", il)
+        y = ops.add(y, b.ffn(w, n, il))
         x = b.layer_out(b.residual(x, y, "ffn_out", il), il)
     b.finish(x)

@@ -38,6 +38,6 @@ def graph(b: Builder) -> None:
         y = b.norm(x, w.ffn_norm, "ffn_norm", il)
         gate = b.cb(ops.sigmoid(b.linear(w.ffn_gate_inp_shexp, y, "ffn_shexp_gate_inp", il)), "ffn_shexp_gate", il)
         shared = b.cb(ops.mul(b.ffn(w, y, il, suffix="_shexp"), gate), "ffn_shexp_out", il)
-        y = b.cb(ops.add(b.moe(w, y, il, norm_w=False), shared), "ffn_out", il)
+        y = b.add(b.moe(w, y, il, norm_w=False), shared, "ffn_out", il)
         x = b.layer_out(b.residual(x, y, "ffn_out", il), il)
     b.finish(x)

@@ -47,7 +47,7 @@ class Attention(Core):
 
     def _norm_heads(self, x: Tensor, p: Param, name: str, il: int, whole: bool) -> Tensor:
         if whole:
-            flat = ops.reshape(x, (x.ne[0] * x.ne[1], x.ne[2]))
+            flat = ops.reshape(x if x.contiguous else ops.cont(x), (x.ne[0] * x.ne[1], x.ne[2]))
             return ops.reshape(self.norm(flat, p, name, il), x.ne)
         return self.norm(x, p, name, il)
 
