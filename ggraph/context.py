@@ -94,6 +94,8 @@ class Context:
     `n_ubatch` rows a graph run. `kv_unified`: one pool of cells for all sequences, else n_ctx / n_seq_max for each.
     `type_k`, `type_v`: cache types. `flash_attn`: "auto", "on" or "off". `embeddings` with `pooling` (none, mean, cls,
     last): hidden states instead of logits. `rope`: overrides as `cparams.resolve_rope` takes them. `on_node`: a `Hook`.
+    `n_rollback`: how many tokens `memory.seq_rm` can take from the end of a sequence where layers are recurrent; each costs
+    the memory of a state.
     Errors: `PlacementError` if it does not fit, `Error` for values that make no sense.
     """
 
@@ -110,11 +112,9 @@ class Context:
         self.cparams = resolve(model, n_ctx=n_ctx, n_batch=n_batch, n_ubatch=n_ubatch, n_seq_max=n_seq_max, kv_unified=kv_unified,
                                type_k=type_k, type_v=type_v, flash_attn=flash_attn, n_threads=n_threads,
                                n_threads_batch=n_threads_batch, embeddings=embeddings, pooling=pooling, rope=rope,
-                               swa_full=swa_full)
+                               swa_full=swa_full, n_rollback=n_rollback)
         self.backends: list[Backend] = model.place(progress)
         self.memory = LayerMemory(model.hparams, self.cparams)
-        if n_rollback and self.memory.rs is not None:
-            raise Error("n_rollback is not supported yet for models with recurrent layers; give 0")
         self.arenas = {b: Arena(b) for b in self.backends}
         self.plans = PlanCache()
         self.perf = Perf()
@@ -357,11 +357,12 @@ class Context:
 
 def resolve(model: Model, *, n_ctx: int, n_batch: int, n_ubatch: int, n_seq_max: int, kv_unified: bool, type_k: str, type_v: str,
             flash_attn: str | bool, n_threads: int | None, n_threads_batch: int | None, embeddings: bool, pooling: str | None,
-            rope: Mapping[str, Any] | None, swa_full: bool) -> CParams:
+            rope: Mapping[str, Any] | None, swa_full: bool, n_rollback: int) -> CParams:
     """Check the arguments of a Context and fill in what they leave open."""
     hp = model.hparams
-    for name, value in {"n_ctx": n_ctx, "n_batch": n_batch, "n_ubatch": n_ubatch, "n_seq_max": n_seq_max}.items():
-        least = 0 if name == "n_ctx" else 1
+    for name, value in {"n_ctx": n_ctx, "n_batch": n_batch, "n_ubatch": n_ubatch, "n_seq_max": n_seq_max,
+                        "n_rollback": n_rollback}.items():
+        least = 0 if name in ("n_ctx", "n_rollback") else 1
         if value < least:
             raise Error(f"{name} is {value}; it must be at least {least}")
     k, v = dtypes.parse(type_k), dtypes.parse(type_v)
@@ -381,7 +382,7 @@ def resolve(model: Model, *, n_ctx: int, n_batch: int, n_ubatch: int, n_seq_max:
     return CParams(n_ctx=n_ctx, n_ctx_seq=n_ctx_seq, n_batch=n_batch, n_ubatch=n_ubatch, n_seq_max=n_seq_max,
                    n_threads=threads, n_threads_batch=n_threads_batch or threads, kv_unified=kv_unified,
                    flash_attn=flash_attn not in ("off", False), causal=hp.causal, embeddings=embeddings, pooling=pooling,
-                   type_k=k, type_v=v, swa_full=swa_full, rope=resolve_rope(hp, rope))
+                   type_k=k, type_v=v, swa_full=swa_full, n_rollback=n_rollback, rope=resolve_rope(hp, rope))
 
 
 def fit_context(model: Model, type_k: dtypes.DType, type_v: dtypes.DType) -> int:

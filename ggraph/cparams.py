@@ -45,6 +45,7 @@ class CParams:
     type_k: DType
     type_v: DType
     swa_full: bool
+    n_rollback: int                 # tokens that a recurrent state can go back
     rope: Rope
 
     @property

@@ -178,12 +178,13 @@ class KVCells(Input):
 
 
 class StateRows(Input):
-    """`rs_src` I32 [n_seqs]: the state row that each sequence starts from; `rs_dst` I32 [n_seqs]: the one it leaves its state in."""
+    """`rs_src` I32 [n_seqs]: the state row that each sequence starts from; `rs_dst` I32 [n_seqs, n_snapshots]: the rows it leaves
+    its last state in, the one before that, .."""
 
     def __init__(self, memory: LayerMemory, n_seqs: int):
         assert memory.rs is not None
         self.group = memory.rs.index
-        self.tensors = leaf(I32, (n_seqs,), "rs_src"), leaf(I32, (n_seqs,), "rs_dst")
+        self.tensors = leaf(I32, (n_seqs,), "rs_src"), leaf(I32, (n_seqs, memory.rs.store.n_snapshots), "rs_dst")
 
     @classmethod
     def key(cls, step: Step) -> Hashable:
@@ -191,7 +192,7 @@ class StateRows(Input):
 
     def fill(self, step: Step) -> tuple[np.ndarray, ...]:
         slots = step.slots[self.group]
-        return slots.src, slots.dst[0]
+        return slots.src, slots.dst
 
 
 class NgramRows(Input):

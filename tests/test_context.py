@@ -104,6 +104,20 @@ def test_a_refused_removal_changes_nothing(models: dict[str, ggraph.Model]) -> N
         assert same(feed(ctx, [(t, 0) for t in ids(1, 9)]), alone(models["qwen35-dense-b"], 1, 9))
 
 
+@pytest.mark.parametrize("n,together", [(1, True), (2, False), (20, True), (20, False), (31, True), (32, False), (33, True)])
+def test_a_state_goes_back_as_far_as_it_was_asked_to(models: dict[str, ggraph.Model], n: int, together: bool) -> None:
+    model = models["qwen35-dense-b"]
+    with context(model, n_rollback=3, n_seq_max=2) as ctx:
+        feed(ctx, [(t, s) for s in (0, 1) for t in ids(s, n)])
+        draft = [(t, 0) for t in ids(9, 3)]
+        for rows in [draft] if together else [[row] for row in draft]:
+            feed(ctx, rows)
+        assert ctx.memory.seq_rm(0, n, -1)
+        assert same(feed(ctx, [(t, 0) for t in ids(0, n + 5)[n:]]), alone(model, 0, n + 5)[n:])
+        assert not ctx.memory.seq_rm(0, n, -1)
+        assert same(feed(ctx, [(t, 1) for t in ids(1, n + 2)[n:]]), alone(model, 1, n + 2)[n:])
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("n", [1, 7, 8, 9, 40])
 @pytest.mark.parametrize("one", [False, True])

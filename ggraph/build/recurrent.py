@@ -6,6 +6,7 @@ to the spare row `rs_dst`; both are graph inputs.
 from __future__ import annotations
 
 from .. import inputs, ops
+from ..errors import Error
 from ..memory.cache import StateCache
 from ..tensor import Tensor
 from ..weights import Param
@@ -51,8 +52,13 @@ class Recurrent(Core):
 
     # --- rows
 
+    @property
+    def n_snapshots(self) -> int:
+        """How many states are kept: that after the last token, after the one before it, .."""
+        return self.rs.store.n_snapshots
+
     def state_rows(self) -> tuple[Tensor, Tensor]:
-        """(rows read, rows written), I32 [n_seqs]"""
+        """Rows read I32 [n_seqs], rows written [n_seqs, n_snapshots]"""
         src, dst = self.input(inputs.StateRows, self.memory, self.dims.n_seqs)
         return src, dst
 
@@ -60,27 +66,34 @@ class Recurrent(Core):
         """The sequences' rows of a state, [n, n_seqs]."""
         return ops.get_rows(cache, self.state_rows()[0])
 
-    def store_state(self, cache: Tensor, x: Tensor) -> None:
+    def store_state(self, cache: Tensor, x: Tensor, snapshot: int = 0) -> None:
         """Leave x [.., n_seqs], n elements of each sequence, in the sequences' new rows."""
-        n = cache.ne[0]
+        n, dst = cache.ne[0], self.state_rows()[1]
+        if self.n_snapshots > 1:
+            dst = ops.view(dst, dst.ne[:1], (), snapshot * dst.nb[1])
         rows = ops.reshape(x, (n, self.dims.n_seqs)) if x.contiguous else ops.cont(x, (n, self.dims.n_seqs))
-        self.g.expand(ops.set_rows(cache, rows, self.state_rows()[1]))
+        self.g.expand(ops.set_rows(cache, rows, dst))
 
-    def _store_behind(self, cache: Tensor, both: Tensor, offset: int) -> None:
-        """Store the new states that an op's result holds `offset` bytes from its start."""
-        n = cache.ne[0]
-        self.store_state(cache, ops.view(both, (n, self.dims.n_seqs), (n * both.nb[0],), offset))
+    def _store_behind(self, cache: Tensor, both: Tensor, offset: int, il: int) -> None:
+        """Store the new states that an op's result holds `offset` bytes from its start, snapshot by snapshot."""
+        n, n_seqs = cache.ne[0], self.dims.n_seqs
+        for i in range(self.n_snapshots):
+            after = ops.view(both, (n, n_seqs), (n * both.nb[0],), offset + i * n_seqs * n * both.nb[0])
+            self.store_state(cache, self.cb(after, "new_state", il), i)
 
     # --- convolution
 
     def history(self, x: Tensor, cache: Tensor, n: int, il: int) -> Tensor:
         """x [channels, n_seq_tokens, n_seqs] behind the n inputs before it, which `cache` keeps: [n + n_seq_tokens, channels,
         n_seqs]."""
+        back = self.n_snapshots - 1
         state = ops.reshape(self.cb(self.load_state(cache), "conv_states", il), (n, x.ne[0], self.dims.n_seqs))
-        padded = self.cb(ops.concat(state, ops.transpose(x), 0), "conv_input", il)
-        last = ops.view(padded, state.ne[:3], padded.nb[1:3], x.ne[1] * padded.nb[0])
-        self.store_state(cache, self.cb(last, "conv_state_last", il))
-        return padded
+        before = ops.pad(state, (), (back,)) if back else state           # room for windows that begin before the first token
+        padded = self.cb(ops.concat(before, ops.transpose(x), 0), "conv_input", il)
+        for i in range(self.n_snapshots):
+            last = ops.view(padded, state.ne[:3], padded.nb[1:3], (x.ne[1] + (back - i)) * padded.nb[0])
+            self.store_state(cache, self.cb(last, "conv_state_last", il), i)
+        return ops.view(padded, (n + x.ne[1], *padded.ne[1:3]), padded.nb[1:3], back * padded.nb[0]) if back else padded
 
     def conv(self, x: Tensor, p: Param, il: int, part: int = 0) -> Tensor:
         """Causal convolution of x [channels, n_seq_tokens, n_seqs], going on from the last d_conv - 1 inputs of before, which
@@ -109,8 +122,8 @@ class Recurrent(Core):
         (or a gate per channel [d, n_head, ..]): the outputs, shaped as v. The state stays in the layer's row."""
         cache, (d, n_head) = self.rs.s[il], v.ne[:2]
         state = ops.reshape(self.load_state(cache), (d, d, n_head, self.dims.n_seqs))
-        both = ops.gated_delta_net(q, k, v, gate, beta, self.cb(state, "state_predelta", il))
-        self._store_behind(cache, both, both.nb[1] * self.n_tokens)
+        both = ops.gated_delta_net(q, k, v, gate, beta, self.cb(state, "state_predelta", il), self.n_snapshots)
+        self._store_behind(cache, both, both.nb[1] * self.n_tokens, il)
         out = ops.view(both, v.ne, (both.nb[0] * d, both.nb[1], both.nb[1] * v.ne[2]))
         return self.cb(out, "attn_output", il)
 
@@ -119,17 +132,19 @@ class Recurrent(Core):
         [d_state, n_group, ..]: the outputs, shaped as x. The state stays in the layer's row."""
         cache = self.rs.s[il]
         states = ops.reshape(cache, (b.ne[0], *x.ne[:2], cache.ne[1]))
-        both = ops.ssm_scan(states, x, dt, a, b, c, self.state_rows()[0])
-        self._store_behind(cache, both, x.numel * both.nb[0])
+        both = ops.ssm_scan(states, x, dt, a, b, c, self.state_rows()[0], self.n_snapshots)
+        self._store_behind(cache, both, x.numel * both.nb[0], il)
         return self.cb(ops.view(both, x.ne), "ssm_scan", il)
 
     def linear_attention(self, q: Tensor, k: Tensor, v: Tensor, slope_scale: float, il: int) -> Tensor:
         """Attention without softmax over q, k, v [d, n_head, n_tokens]: what a token sees of those before fades by a factor of
         each head, exp(-slope_scale slope). The outputs, shaped as v; the state stays in the layer's row."""
+        if self.n_snapshots > 1:
+            raise Error("linear attention keeps no earlier states: give n_rollback=0")
         cache, (d, n_head) = self.rs.s[il], v.ne[:2]
         slopes, = self.input(inputs.HeadSlopes, n_head)
         decay = self.cb(ops.exp(ops.scale(slopes, -slope_scale)), "decay", il)
         state = self.cb(self.load_state(cache), "kv_old", il)
         both = ops.gated_linear_attn(k, v, q, decay, state, 1.0)
-        self._store_behind(cache, both, both.nb[1] * self.n_tokens)
+        self._store_behind(cache, both, both.nb[1] * self.n_tokens, il)
         return self.cb(ops.view(both, v.ne, (both.nb[0] * d, both.nb[1])), "qkv", il)

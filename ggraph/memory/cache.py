@@ -145,6 +145,7 @@ def _write(cache: Tensor, x: Tensor, idx: Tensor) -> Tensor:
 class StateCache(Group):
     """The state rows of recurrent layers: `cache_r_l3` F32 [n_embd_r, n_rows] (inputs of the convolution), `cache_s_l3`
     F32 [n_embd_s, n_rows] (the recurrence), and in a layer that reads n-grams `cache_ple_r_l3` F32 [n_embd_p, n_rows]."""
+    store: RecurrentStore
 
     def __init__(self, index: int, store: RecurrentStore, layers: Sequence[int], hp: HParams):
         self.index, self.store = index, store

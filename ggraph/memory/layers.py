@@ -35,7 +35,7 @@ class LayerMemory(Memory):
             self._add(window, hp, cp, store)
         if recurrent:
             n_tail = len(hp.ngrams.factors) - 1 if hp.ngrams else 0
-            self.rs = StateCache(len(self.kv), RecurrentStore(cp.n_seq_max, n_tail=n_tail), recurrent, hp)
+            self.rs = StateCache(len(self.kv), RecurrentStore(cp.n_seq_max, cp.n_rollback, n_tail), recurrent, hp)
         self.groups: list[Group] = [*self.kv, *([self.rs] if self.rs else [])]
         self.can_shift = hp.can_shift or not self.kv
         super().__init__([g.store for g in self.groups], cp.n_seq_max, cp.n_ubatch)

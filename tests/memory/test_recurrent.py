@@ -6,6 +6,7 @@ is needed, or goes to the wrong sequence shows at the next token.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from ggraph.batch import Batch, Ubatch, validate
 from ggraph.errors import BatchError, Error
 from ggraph.memory import Memory, Step
 from ggraph.memory.recurrent import N_FIXED, NO_TOKEN, TRASH, ZERO, Mark, RecurrentStore
+from ggraph.memory.state import State
 
 N_SEQ, N_TAIL = 3, 2
 Text = tuple[int, ...]
@@ -63,7 +65,7 @@ class Twin:
 
     # --- batches
 
-    def decode(self, sets: list[tuple[int, ...]], n_undo: int = -1) -> None:
+    def decode(self, sets: Sequence[tuple[int, ...]], n_undo: int = -1) -> None:
         """Tokens of sequence sets; step number `n_undo` is rolled back and ends it."""
         batch = Batch()
         for seqs in sets:
@@ -121,7 +123,7 @@ class Twin:
             assert self.memory.seq_rm(seq, p0, p1)          # the last state stays what it is
             return
         left = [k for k in kept[-self.store.n_snapshots:] if k[0] < lo]
-        possible = lo == 0 or bool(left) and left[-1][0] == lo - 1
+        possible = lo == 0 or (bool(left) and left[-1][0] == lo - 1)
         assert self.memory.seq_rm(seq, p0, p1) == possible
         if possible:
             self.kept[seq] = left if lo else []
@@ -139,7 +141,7 @@ class Twin:
     def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:
         kept = self.kept[src][-self.store.n_snapshots:]
         left = kept if p1 < 0 else [k for k in kept if k[0] < p1]
-        possible = p0 <= 0 and (left == kept or bool(left) and left[-1][0] == p1 - 1)
+        possible = p0 <= 0 and (left == kept or (bool(left) and left[-1][0] == p1 - 1))
         assert self.memory.seq_cp(src, dst, p0, p1) == possible
         if possible:
             self.kept[dst] = list(left)
@@ -169,7 +171,8 @@ class Twin:
 
     def save(self, seq: int | None) -> Any:
         state, = self.memory.state(seq)
-        return state, [self.rows[row] for row in state["cell"].tolist()], copy.deepcopy(self.kept if seq is None else self.kept[seq])
+        content = [self.rows[row] for row in state["cell"].tolist()]
+        return state, content, copy.deepcopy(self.kept if seq is None else self.kept[seq])
 
     def load(self, saved: Any, seq: int | None) -> None:
         state, content, kept = saved
@@ -229,6 +232,7 @@ def test_a_saved_state_that_is_damaged_or_foreign_is_refused_and_changes_nothing
     twin.decode([(0,)] * 5 + [(1,)] * 2)
     state = twin.store.state()
     marks, tails = list(twin.store.marks), twin.store.tails.copy()
+    bad: State
     for bad in ({k: v for k, v in state.items() if k != "pos"}, state | {"cell": state["cell"][:-1]},
                 state | {"seq": state["seq"] + N_SEQ}, state | {"tail": state["tail"][:, :1]}):
         with pytest.raises(Error):
