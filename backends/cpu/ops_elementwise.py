@@ -282,7 +282,7 @@ def _map2(name, spread):
     def k(p, ith, nth):
         n, rows, n_y = ne(p, 0, 0), n_rows(p, 0), ne(p, 2, 0)
         a, b = simd.f32(p, 27), simd.f32(p, 28)
-        same = n == n_y and rows == n_rows(p, 2)
+        same = not spread and n == n_y and rows == n_rows(p, 2)
         if same and contiguous(p, 1, 4 * n) and contiguous(p, 2, 4 * n):
             n, n_y, rows = n * rows, n * rows, 1
         step = CHUNK if spread or n == n_y else n_y             # a shorter y repeats along the row
@@ -322,7 +322,8 @@ def _map2(name, spread):
 
 
 def _emit_map2(emit: Emit, node: Tensor, a: float = 0.0, b: float = 0.0) -> bool:
-    return over_rows(emit, _map2(node.op, int(node.src[1].ne[0] == 1)), node, node.src, a, b)
+    spread = node.src[1].ne[0] == 1 != node.ne[0]
+    return over_rows(emit, _map2(node.op, int(spread)), node, node.src, a, b)
 
 
 def _enter_binary(name: str) -> None:

@@ -9,8 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ggraph import ops
+from ggraph.backend import HostBuffer
 from ggraph.backends import ref
 from ggraph.backends.cpu.pool import KernelError
+from ggraph.dtypes import F32
+from ggraph.size import Size
+from ggraph.tensor import leaf
 from tests.backends.cpu.plans import Array, Native, evaluate, tensor
 from tests.backends.opcase import nmse
 
@@ -58,6 +62,21 @@ def test_broadcasts_of_any_shape(name: str, axes: list[tuple[int, int]], alone: 
     result = evaluate(node, CPU)
     assert not CPU.fallback
     assert np.array_equal(result, evaluate(node, REF)) and np.array_equal(result, evaluate(node, CPU2))
+
+
+def test_single_elements_beside_single_elements() -> None:
+    """Also where rows of several elements have become rows of one, as a plan's sizes shrink."""
+    a, b = tensor(normal(2, 1, 1, 1)), tensor(normal(2, 1, 1, 1))
+    assert np.array_equal(evaluate(ops.mul(a, b), CPU), evaluate(ops.mul(a, b), REF))
+    n = Size.variable("n", 5)
+    x, y = leaf(F32, (n, 3), "x"), leaf(F32, (1, 3), "y")
+    node = ops.mul(x, y)
+    for t in (x, y, node):
+        t.buffer = HostBuffer(np.arange(int(t.numel), dtype=np.float32).view(np.uint8))
+    plan = CPU.compile([node], {node})
+    plan.resize({"n": 1})
+    plan.run()
+    assert np.array_equal(node.buffer.data.view(np.float32)[:3], [0, 1, 4])
 
 
 def test_long_rows_are_shared_by_threads() -> None:
