@@ -52,7 +52,7 @@ def weights(t: Weights) -> None:
     mixer_weights(t, t, "output_hc")
     if hp.ngrams:
         n = max(o + r for o, r in zip(hp.ngrams.offsets, hp.ngrams.rows))
-        n = max(n, *t.shape("per_layer_token_embd.weight")[1:2])                   # the end is padding
+        n = max((n, *t.shape("per_layer_token_embd.weight")[1:2]))                 # the end is padding
         t("per_layer_token_embd", hp.keys.number("embedding_length_per_layer_input"), n)
     for il, w in t.layers():
         for name in ("hc_attn", "hc_ffn"):
