@@ -44,6 +44,12 @@ def variants() -> list[dict[str, Any]]:
 
 
 @cache
+def shapes() -> list[dict[str, Any]]:
+    """Models of other shapes: llama.cpp's own tensor lists for other key/values. Each: name, spec, rows of its golden."""
+    return list(_json("shapes.json.xz"))
+
+
+@cache
 def tokens() -> list[int]:
     return list(_json("extra.json.xz")["tokens"])
 

@@ -23,6 +23,7 @@ SCENARIOS: dict[str, tuple[int, bool, int, str | None, list[int]]] = {
 
 LOGITS = np.load(spec.FOLDER / "logits.npz")
 EXTRA = np.load(spec.FOLDER / "extra.npz")
+SHAPES = np.load(spec.FOLDER / "shapes.npz")
 KNOWN = {name.replace("_", "-") for name in known_architectures()}
 
 # Here llama.cpp's 8-bit activations choose other experts than exact arithmetic does, or (dense ones) their error grows.
@@ -79,3 +80,14 @@ def test_variant(case: dict[str, Any], tmp_path: Path) -> None:
     got = logits(path, n_seq=case["n_seq"], unified=case["unified"], n_ubatch=case["n_ubatch"], n_prefill=case["n_prefill"],
                  n_decode=case["n_decode"], type_kv=case["type_kv"], flash_attn=case["flash_attn"])[case["rows"]]
     assert nmse(got, EXTRA[case["name"]]) <= case["tolerance"]
+
+
+@pytest.mark.parametrize("case", spec.shapes(), ids=lambda c: c["name"])
+def test_shape(case: dict[str, Any], tmp_path: Path) -> None:
+    """Rules that the golden specs are too small to show: more layers, experts, loops, gates, windows, fused matrices."""
+    path = spec.write(case["spec"], tmp_path / "m.gguf")
+    got = logits(path, n_seq=1, unified=True, n_ubatch=16, n_prefill=30, n_decode=2)[case["rows"]]
+    want = SHAPES[case["name"]]
+    possible = np.isfinite(want)                            # a token without a row in the output has -inf
+    assert (np.isfinite(got) == possible).all()
+    assert nmse(got[possible], want[possible]) <= TOLERANCE[None]
