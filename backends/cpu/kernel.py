@@ -141,7 +141,6 @@ def _module(name: str, body: Body, machine: llvm.TargetMachine) -> llvm.ModuleRe
     for fn in module.functions:
         if not fn.is_declaration and fn.name != name:
             fn.linkage = llvm.Linkage.internal
-            fn.add_function_attribute("alwaysinline")
     for variable in module.global_variables:
         if not variable.is_declaration:
             variable.linkage = llvm.Linkage.internal

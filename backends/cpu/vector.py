@@ -194,7 +194,7 @@ def _translate(fn: Callable[..., Any], args: Any, return_type: Any) -> Any:
     flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
     flags.enable_pyobject = flags.force_pyobject = flags.enable_looplift = False
     flags.error_model = "numpy"                                   # no exception for a division by zero
-    flags.nrt = False
+    flags.nrt, flags.forceinline = False, True
     library = _Library(target.target_context.codegen(), fn.__qualname__)
     return compiler.compile_extra(target.typing_context, target.target_context, fn, args, return_type, flags, {},
                                   library)
