@@ -76,7 +76,8 @@ def _table(adjacent, divided):
 
 def _turn_adjacent():
     """f(x, y, cosines, sines, n): n elements, whose neighbours are pairs."""
-    from .lanes import swap_pairs
+    from .lanes import swap
+    swap_pairs = swap(1)
 
     @inline
     def f(x, y, c, s, n):

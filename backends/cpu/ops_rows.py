@@ -204,6 +204,64 @@ def pool_1d(emit: Emit, node: Tensor) -> bool:
     return over_rows(emit, _pool_1d(), node, node.src, int(node.params["k"]))
 
 
+def _butterflies(n):
+    """f(x): sums and differences of lanes 1, 2, 4, 8 apart, as far as n reaches."""
+    from .lanes import swap
+
+    def stage(h, before):
+        swapped = swap(h)
+
+        @inline
+        def f(x):
+            x = before(x)
+            other = swapped(x)
+            return simd.select((simd.iota() & h) == 0, x + other, other - x)
+        return f
+
+    f = inline(lambda x: x)
+    for h in (1, 2, 4, 8):
+        f = stage(h, f) if h < n else f
+    return f
+
+
+@template
+def _hadamard(n):
+    """dst, x, the factor: runs of n elements"""
+    within = _butterflies(n)
+
+    def k(p, ith, nth):
+        factor = simd.f32(p, 18)
+        first, last = share(n_rows(p, 0), ith, nth)
+        for r in range(first, last):
+            i1, i2, i3 = unravel(p, 0, r)
+            x, y = row(p, 1, i1, i2, i3), row(p, 0, i1, i2, i3)
+            for start in range(0, 4 * ne(p, 0, 0), 4 * n):
+                run(x + start, y + start, factor)
+
+    @inline
+    def run(x, y, factor):
+        if n < 16:
+            simd.store_f32_n(y, within(simd.load_f32_n(x, n)) * factor, n)
+            return
+        for j in range(0, 4 * n, 64):
+            simd.store_f32(y + j, within(simd.load_f32(x + j)) * factor)
+        h = 64
+        while h < 4 * n:
+            for start in range(0, 4 * n, 2 * h):
+                for j in range(start, start + h, 64):
+                    a, b = simd.load_f32(y + j), simd.load_f32(y + j + h)
+                    simd.store_f32(y + j, a + b)
+                    simd.store_f32(y + j + h, a - b)
+            h *= 2
+    return k
+
+
+@lowers("hadamard")
+def hadamard(emit: Emit, node: Tensor) -> bool:
+    n = int(node.params["n"])
+    return over_rows(emit, _hadamard(n), node, node.src, n ** -0.5)
+
+
 @template
 def _group_norm():
     """dst, x, n_groups, eps: one thread has one group of one batch"""

@@ -88,3 +88,11 @@ def test_rows_of_zeros_and_large_values() -> None:
     for name in NORMS:
         node = ops.OPS[name](tensor(x), 1e-6)
         assert np.allclose(evaluate(node, CPU), evaluate(node, REF), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("n", [1, 2, 8, 16, 32, 256])
+def test_hadamard_of_any_width(n: int) -> None:
+    node = ops.hadamard(tensor(normal(3, 2, 3 * n)), n)
+    result = evaluate(node, CPU)
+    assert nmse(result, evaluate(node, REF)) < 1e-13
+    assert np.array_equal(result, evaluate(node, CPU2))
