@@ -82,7 +82,7 @@ class Kernel:
             return str(machine.emit_assembly(_module(self.name, self._build(), machine)))
 
     def store(self) -> None:
-        """See to it that the cache has the object."""
+        """See to it that the cache has the object code."""
         self._object(targets.current())
 
     def _object(self, target: Target) -> bytes:
