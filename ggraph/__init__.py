@@ -8,7 +8,7 @@ Read the modules in the order in which one token lives (docs/ARCHITECTURE.md has
     batch -> graph       tensor, ops, graph, inputs, build, models
     graph -> plan        schedule, backend, backends
     plan -> logits       context
-    logits -> text       sampling, grammar, generate
+    logits -> text       sampling, grammar, generate, serve
 
 Public names are loaded on first use, so `import ggraph` costs next to nothing.
 """
@@ -24,6 +24,7 @@ from ggraph.errors import (
     ContextFull,
     Error,
     GGUFError,
+    GrammarError,
     ModelError,
     PlacementError,
     SamplerError,
@@ -35,10 +36,12 @@ if TYPE_CHECKING:
     from ggraph.batch import Batch
     from ggraph.chat import ChatTemplate
     from ggraph.context import STOP, Context, Hook
-    from ggraph.generate import LLM, Generation
+    from ggraph.generate import LLM, Generation, TokenLogprob
+    from ggraph.grammar import Grammar
     from ggraph.hub import HubError
     from ggraph.model import Model
-    from ggraph.sampling import Sampler
+    from ggraph.sampling import Sampler, default_chain
+    from ggraph.serve import Done, Embedder, Engine, Failed, Piece, Progress, Request, sampling_defaults
     from ggraph.vocab import Vocab
 
 __version__ = "0.1.0"
@@ -51,36 +54,59 @@ __all__ = [
     "ChatTemplate",
     "Context",
     "ContextFull",
+    "Done",
+    "Embedder",
+    "Engine",
     "Error",
+    "Failed",
     "GGUFError",
     "Generation",
+    "Grammar",
+    "GrammarError",
     "Hook",
     "HubError",
     "LLM",
     "Model",
     "ModelError",
+    "Piece",
     "PlacementError",
+    "Progress",
+    "Request",
     "STOP",
     "Sampler",
     "SamplerError",
     "TemplateError",
+    "TokenLogprob",
     "Vocab",
     "VocabError",
     "__version__",
+    "default_chain",
+    "sampling_defaults",
 ]
 
 _HOME = {
     "Batch": "batch",
     "ChatTemplate": "chat",
     "Context": "context",
+    "Done": "serve",
+    "Embedder": "serve",
+    "Engine": "serve",
+    "Failed": "serve",
     "Generation": "generate",
+    "Grammar": "grammar",
     "Hook": "context",
     "HubError": "hub",
     "LLM": "generate",
     "Model": "model",
+    "Piece": "serve",
+    "Progress": "serve",
+    "Request": "serve",
     "STOP": "context",
     "Sampler": "sampling",
+    "TokenLogprob": "generate",
     "Vocab": "vocab",
+    "default_chain": "sampling",
+    "sampling_defaults": "serve",
 }
 
 

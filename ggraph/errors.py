@@ -49,5 +49,9 @@ class SamplerError(Error):
     """A sampler chain has an unknown word or a value out of range."""
 
 
+class GrammarError(Error):
+    """A grammar, JSON schema or regular expression does not compile, or became too complex while it was followed."""
+
+
 class BackendError(Error):
     """A backend cannot be opened, or a kernel reported a failure."""

@@ -1,0 +1,141 @@
+"""Constraints on what is generated: GBNF, JSON schema, regular expressions, Lark, through llguidance.
+
+In: a vocabulary and the text of a grammar. Out: a `Grammar` for `ggraph.Sampler`, or `GrammarError`; never an unconstrained
+text. llguidance is loaded when a grammar is first made. Must not know: samplers, logits.
+"""
+from __future__ import annotations
+
+import json
+import re
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import GrammarError
+from .vocab import Vocab
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
+_lock = threading.Lock()
+_tokenizers: weakref.WeakKeyDictionary[Vocab, LLTokenizer] = weakref.WeakKeyDictionary()
+
+
+class Grammar:
+    """What may come next in a text that a grammar describes; its end is any end-of-generation token.
+
+    Made by `gbnf`, `json_schema`, `regex` or `lark`. Errors: `GrammarError` if the source does not compile, and from
+    `mask` where following it becomes too complex.
+    """
+
+    def __init__(self, vocab: Vocab, matcher: LLMatcher):
+        self._vocab, self._matcher = vocab, matcher
+
+    @classmethod
+    def gbnf(cls, vocab: Vocab, source: str) -> Grammar:
+        """llama.cpp's grammar language; the start is `root`."""
+        llguidance = _library()
+        try:
+            lark = llguidance.gbnf_to_lark.gbnf_to_lark(_ESCAPE.sub(_plain, source))
+        except Exception as e:      # the converter raises what it happens to
+            raise GrammarError(f"failed to parse grammar: {e}") from None
+        return cls._compile(vocab, llguidance.LLMatcher.grammar_from_lark(lark))
+
+    @classmethod
+    def lark(cls, vocab: Vocab, source: str) -> Grammar:
+        """llguidance's variant of Lark; the start is `start`, `<[ID]>` is a token."""
+        return cls._compile(vocab, _library().LLMatcher.grammar_from_lark(source))
+
+    @classmethod
+    def json_schema(cls, vocab: Vocab, schema: Mapping[str, Any] | bool) -> Grammar:
+        """JSON text that a schema admits. A keyword that cannot be enforced is an error."""
+        try:
+            return cls._compile(vocab, _library().LLMatcher.grammar_from_json_schema(json.dumps(schema)))
+        except (ValueError, RecursionError) as e:
+            raise GrammarError(f"the JSON schema does not compile: {e}") from None
+
+    @classmethod
+    def regex(cls, vocab: Vocab, pattern: str) -> Grammar:
+        """Text that matches a regular expression as a whole, in the syntax of Rust's regex library."""
+        return cls._compile(vocab, _library().LLMatcher.grammar_from_regex(pattern))
+
+    @classmethod
+    def _compile(cls, vocab: Vocab, grammar: str) -> Grammar:
+        matcher = _library().LLMatcher(_tokenizer(vocab), grammar, log_level=0)
+        if matcher.is_error():
+            raise GrammarError(f"failed to parse grammar: {matcher.get_error().strip()}")
+        return cls(vocab, matcher)
+
+    def accepts(self, token: int) -> bool:
+        """Whether this token may come next. Changes nothing."""
+        if self._vocab.is_eog(token):
+            return bool(self._matcher.is_accepting())
+        return bool(self._matcher.validate_tokens([token]) == 1)
+
+    def mask(self) -> npt.NDArray[np.bool_]:
+        """[n_vocab]: which tokens may come next. Changes nothing."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if self._matcher.is_error():
+            raise GrammarError(f"the grammar cannot be followed any further: {self._matcher.get_error().strip()}")
+        return np.unpackbits(bits, bitorder="little")[:self._vocab.n_vocab].astype(np.bool_)
+
+    def accept(self, token: int) -> None:
+        """The token has been generated."""
+        self._matcher.consume_token(token)
+        if self._matcher.is_error():
+            raise GrammarError(f"the grammar does not admit token {token}: {self._matcher.get_error().strip()}")
+
+    def clone(self) -> Grammar:
+        return Grammar(self._vocab, self._matcher.deep_copy())
+
+    def reset(self) -> None:
+        self._matcher.reset()
+
+
+def _library() -> Any:
+    try:
+        import llguidance
+    except ImportError:
+        raise GrammarError("grammars need llguidance: pip install 'ggraph-runtime[grammar]'") from None
+    return llguidance
+
+
+def _plain(escape: re.Match[str]) -> str:
+    r"""\u and \U as the character itself: the converter drops their zeros."""
+    digits = escape[1] or escape[2]
+    if not digits:
+        return escape[0]
+    code = int(digits, 16)
+    return f"\\x{code:02X}" if code < 128 else chr(code) if code < 0x110000 else escape[0]
+
+
+class _Wrapper:
+    """What llguidance asks of a tokenizer."""
+
+    def __init__(self, vocab: Vocab):
+        self.eos_token_id = min(vocab.eog)
+        self.bos_token_id = vocab.bos
+        self.tokens = [vocab.piece(i) for i in range(vocab.n_vocab)]
+        self.special_token_ids = [i for i in range(vocab.n_vocab) if vocab.is_control(i)]
+        self._vocab = vocab
+
+    def __call__(self, text: bytes) -> list[int]:
+        return self._vocab.encode(text.decode(errors="replace"), add_special=False, parse_special=False)
+
+
+def _tokenizer(vocab: Vocab) -> LLTokenizer:
+    """A second of work for a large vocabulary, done once."""
+    import llguidance
+
+    if not vocab.eog:
+        raise GrammarError("this vocabulary has no end-of-generation token: no text of a grammar could end")
+    with _lock:
+        if vocab not in _tokenizers:
+            wrapped = llguidance.TokenizerWrapper(_Wrapper(vocab))
+            _tokenizers[vocab] = llguidance.LLTokenizer(wrapped, n_vocab=vocab.n_vocab, eos_token=sorted(vocab.eog))
+        return _tokenizers[vocab]

@@ -1,0 +1,13 @@
+"""Sampling parameters of a model: llama.cpp's defaults, with the file's own in their place."""
+from __future__ import annotations
+
+from typing import Any
+
+from ..generate.llm import MODEL_DEFAULTS
+from ..model import Model
+from ..sampling import DEFAULTS
+
+
+def sampling_defaults(model: Model) -> dict[str, Any]:
+    """Arguments of `ggraph.default_chain`."""
+    return {**DEFAULTS, **{name: model.kv[key] for key, name in MODEL_DEFAULTS.items() if key in model.kv}}

@@ -1,0 +1,54 @@
+"""Embeddings for many callers from one Context, one text after the other, on a thread of its own.
+
+In: token ids from any thread. Out: futures of vectors. Must not know: HTTP, JSON, text.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+
+from ..batch import Batch
+from ..context import Context
+from ..errors import ContextFull, Error
+
+
+class Embedder:
+    """`ctx` must have been opened with `embeddings=True`; it is used by this object alone, and stays the caller's to close."""
+
+    def __init__(self, ctx: Context):
+        self.ctx = ctx
+        self._thread = ThreadPoolExecutor(1, "ggraph-embedder")
+
+    @property
+    def n_max(self) -> int:
+        """Tokens of a text, at most: it must be one ubatch."""
+        return min(self.ctx.cparams.n_ubatch, self.ctx.cparams.n_ctx_seq)
+
+    def submit(self, ids: Sequence[int]) -> Future[npt.NDArray[np.float32]]:
+        """float32 [n_embd], or [n_tokens, n_embd] without pooling. Errors, at once: `Error` for no tokens, `ContextFull` for
+        too many."""
+        if not ids:
+            raise Error("the text has no tokens; give at least one")
+        if len(ids) > self.n_max:
+            raise ContextFull(f"input ({len(ids)} tokens) is too large to process: {self.n_max} are possible; "
+                              "increase the physical batch size (-ub)")
+        return self._thread.submit(self._embed, list(ids))
+
+    def _embed(self, ids: list[int]) -> npt.NDArray[np.float32]:
+        ctx = self.ctx
+        ctx.memory.clear()
+        batch = Batch()
+        for pos, token in enumerate(ids):
+            batch.add(token, pos, 0, output=True)
+        ctx.process("decode" if ctx.cparams.causal else "encode", batch)
+        rows: npt.NDArray[np.float32] = ctx.embeddings.copy()
+        return rows if ctx.cparams.pooling == "none" else rows[0]
+
+    def close(self) -> None:
+        """Stop at once; texts that were not begun are cancelled."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self.ctx.abort()
+        self._thread.shutdown()

@@ -1,0 +1,114 @@
+"""A slot: one sequence of the Context and the task that has it at the time; and which slot a new task gets.
+
+In: token lists. Out: memory that holds as much of a task's start as could be found. Must not know: queues, threads.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ..context import Context
+from ..generate import History
+from .task import Task
+
+MIN_SHARE = 16          # tokens that sharing or waiting for another slot's must win, else it is not worth it
+MIN_SIMILAR = 0.1       # of a prompt: so much must be in a slot to prefer it to the one unused for longest
+
+
+class Slot:
+    """`task` is None while it is idle; what its last task left stays until someone needs the room. `reuse` tells what the
+    last task found of its prompt, and why not more."""
+
+    def __init__(self, ctx: Context, id: int):
+        self.id, self.history = id, History(ctx, id)
+        self.task: Task | None = None
+        self.used = 0           # when, in the engine's count of tasks
+        self.reuse = ""
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.history.tokens
+
+    @property
+    def pending(self) -> list[int]:
+        """Tokens that are still to be evaluated."""
+        return [] if self.task is None else self.task.target[len(self.tokens):]
+
+    def adopt(self, other: Slot, n: int) -> bool:
+        """Hold the first n tokens of another slot in place of what is here; False, and nothing held, where that cannot be."""
+        self.history.clear()
+        if not self.history.ctx.memory.seq_cp(other.id, self.id, 0, n):
+            return False
+        self.tokens[:] = other.tokens[:n]
+        return True
+
+    def begin(self, others: Iterable[Slot]) -> bool:
+        """Find what is there of the task's tokens; False: better wait, another slot is evaluating them just now."""
+        task = self.task
+        assert task is not None
+        if not task.request.cache_prompt or task.request.prompt_logprobs is not None:
+            self.history.clear()
+            self.reuse = "cache off" if not task.request.cache_prompt else "all of the prompt is scored"
+            task.begin(0)
+            return True
+        want = task.target[:-1]
+        own = common(self.tokens, want)
+        others = [s for s in others if s is not self]
+        coming = max((common(s.task.target, want) for s in others if s.task and _ahead(s.task, task)), default=0)
+        donor = max(others, key=lambda s: common(s.tokens, want), default=self)
+        theirs = common(donor.tokens, want)
+        if coming >= max(own, theirs) + MIN_SHARE:
+            return False
+        if theirs >= own + MIN_SHARE and self.adopt(donor, theirs):
+            self.reuse = f"{theirs} tokens shared with slot {donor.id}"
+            task.begin(theirs)
+            return True
+        had = len(self.tokens)
+        kept = self.history.reuse(task.target)
+        self.reuse = _why(had, own, kept)
+        task.begin(kept)
+        return True
+
+
+def _ahead(task: Task, other: Task) -> bool:
+    """It came first and is still evaluating its prompt."""
+    return task.number < other.number and not task.generating and not task.waits
+
+
+def _why(had: int, same: int, kept: int) -> str:
+    if kept:
+        return f"{kept} of {had} tokens kept"
+    if not had:
+        return "slot was empty"
+    return "another start" if not same else f"{same} tokens are the same, but the memory cannot go back to there"
+
+
+def common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common start of two lists."""
+    low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    while high - low > 1:       # equal up to low, not up to high
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def choose(slots: Sequence[Slot], task: Task) -> Slot | None:
+    """An idle slot for a task: the one asked for, the one that holds most of its start, or the one unused for longest."""
+    idle = [s for s in slots if s.task is None]
+    if task.request.slot >= 0:
+        return next((s for s in idle if s.id == task.request.slot), None)
+    if not idle:
+        return None
+    oldest = min(idle, key=lambda s: (s.used, s.id))
+    if not task.request.cache_prompt:
+        return oldest
+    same = {s.id: common(s.tokens, task.target) for s in idle}
+    best = max(idle, key=lambda s: (same[s.id], -s.used))
+    if same[best.id] <= MIN_SIMILAR * len(task.target):
+        return oldest
+    loses = len(best.tokens) - same[best.id]
+    return oldest if not oldest.tokens and loses > same[best.id] else best      # else it is shared, and both are kept

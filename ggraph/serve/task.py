@@ -1,0 +1,207 @@
+"""What is asked of an engine, and what it tells: requests in, events out; a task is one choice of a request in the making.
+
+Must not know: slots, contexts, threads.
+"""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ..generate import Output, TokenLogprob
+from ..generate.output import logprob
+from ..sampling import Sampler
+from ..vocab import StreamDecoder, Vocab
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the prompt is; `cache` of its `total` tokens were in memory already."""
+    total: int
+    cache: int
+    processed: int
+    ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text that has become certain, with the tokens that it was made of."""
+    index: int
+    text: str
+    tokens: list[int]
+    logprobs: list[TokenLogprob]
+    n_generated: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The end of one choice. `finish_reason`, `stop_type`, `stopping_word`: see `ggraph.Generation`.
+
+    Times in milliseconds; `n_cached` tokens of the prompt were in memory, `n_evaluated` were evaluated. `n_past` tokens are
+    in memory now. `prompt_logprobs`: for each token of the prompt after the first, if asked for.
+    """
+    index: int
+    slot: int
+    finish_reason: str
+    stop_type: str | None
+    stopping_word: str | None
+    n_prompt: int
+    n_cached: int
+    n_evaluated: int
+    n_generated: int
+    n_past: int
+    prompt_ms: float
+    generated_ms: float
+    truncated: bool
+    prompt_logprobs: list[TokenLogprob]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The end of a whole request: `error` says why."""
+    error: Exception
+
+
+Event: TypeAlias = Progress | Piece | Done | Failed
+
+
+@dataclass(eq=False)
+class Request:
+    """One prompt, to be continued once for each of `samplers`, which must be of their own.
+
+    `sink` is called with each event, on the engine's thread; it must return at once. The last event is `Failed`, or the
+    `Done` of the last choice. `logprobs`, `prompt_logprobs`: how many likeliest tokens beside the one chosen; None: no
+    log-probabilities. `preserved`: control tokens that are text. `time_limit`: ms of generation. `slot`: this one, -1: any.
+    """
+    prompt: Sequence[int]
+    samplers: Sequence[Sampler]
+    sink: Callable[[Event], None]
+    max_tokens: int = -1
+    stop: Sequence[str] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    preserved: frozenset[int] = frozenset()
+    cache_prompt: bool = True
+    slot: int = -1
+    n_keep: int = 0
+    time_limit: float = -1.0
+    progress: bool = False
+    cancelled: bool = field(default=False, init=False)
+
+    def tell(self, event: Event) -> None:
+        """An event, unless the request was cancelled. A sink that fails has nobody behind it any more."""
+        try:
+            if not self.cancelled:
+                self.sink(event)
+        except Exception:
+            self.cancelled = True
+
+
+class _Preserving:
+    """A vocabulary whose control tokens are no text but for some."""
+
+    def __init__(self, vocab: Vocab, preserved: frozenset[int]):
+        self._vocab, self._preserved = vocab, preserved
+        self.is_eog = vocab.is_eog
+
+    def stream_decoder(self, special: bool) -> StreamDecoder:
+        return StreamDecoder(lambda id: self._vocab.piece(id, id in self._preserved))
+
+
+class Task:
+    """One choice. `target` are the tokens that its sequence has to hold before the next one is sampled."""
+
+    def __init__(self, request: Request, index: int, number: int, vocab: Vocab):
+        self.request, self.index, self.number = request, index, number
+        self.sampler = request.samplers[index]
+        self.target = list(request.prompt)
+        shown = _Preserving(vocab, request.preserved) if request.preserved else vocab
+        self.output = Output(shown, request.max_tokens, request.stop)  # type: ignore[arg-type]
+        self.prompt_logprobs: list[TokenLogprob] = []
+        self.n_cached = -1          # not begun
+        self.n_evaluated = 0
+        self.truncated = False
+        self.primed = False         # the sampler has seen the prompt
+        self.waits = False          # for the choice that evaluates their common prompt
+        self.fresh = True           # in its slot nothing was evaluated yet
+        self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._start = self._first = 0.0
+
+    @property
+    def n_prompt(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def generating(self) -> bool:
+        return bool(self.output.tokens)
+
+    def begin(self, n_cached: int) -> None:
+        """Its slot holds the first `n_cached` tokens. Only the first time counts: later ones repeat what was done."""
+        self.fresh = False
+        if not self._start:
+            self._start, self.n_cached = time.perf_counter(), min(n_cached, self.n_prompt)
+
+    def prime(self) -> None:
+        if not self.primed:
+            self.primed = True
+            for token in self.request.prompt:
+                self.sampler.accept(token, generated=False)
+
+    def score(self, rows: npt.NDArray[np.float32], first: int) -> None:
+        """Rows of logits for the prompt's tokens from position `first` on: keep what they say of the tokens after them."""
+        n_top = self.request.prompt_logprobs
+        assert n_top is not None
+        for position, row in enumerate(rows, first + 1):
+            if len(self.prompt_logprobs) + 1 == position < self.n_prompt:
+                self.prompt_logprobs.append(logprob(row, self.request.prompt[position], n_top))
+
+    def progress(self, n_past: int) -> None:
+        if self.request.progress and not self.generating:
+            ms = 1e3 * (time.perf_counter() - self._start)
+            self.request.tell(Progress(self.n_prompt, self.n_cached, min(n_past, self.n_prompt), ms))
+
+    def prompt_done(self) -> None:
+        if not self._first:
+            self._first = time.perf_counter()
+
+    def sample(self, row: npt.NDArray[np.float32]) -> None:
+        """Choose the next token by a row of logits, and tell the text that it made certain. A stop string's tokens are not told."""
+        token = self.sampler.sample(row)
+        self.sampler.accept(token)
+        self.target.append(token)
+        piece = self.output.push(token)
+        if self.output.stop_type != "eos":
+            self._tokens.append(token)
+            if self.request.logprobs is not None:
+                self._logprobs.append(logprob(row, token, self.request.logprobs))
+        if piece:
+            self._tell(piece)
+        limit = self.request.time_limit
+        if self.output.finish_reason is None and 0 <= limit < 1e3 * (time.perf_counter() - self._first):
+            self.finish("length", "limit")
+
+    def _tell(self, piece: str) -> None:
+        tokens, logprobs = self._tokens, self._logprobs
+        self._tokens, self._logprobs = [], []
+        self.request.tell(Piece(self.index, piece, tokens, logprobs, len(self.output.tokens)))
+
+    def finish(self, reason: str, stop_type: str) -> None:
+        """End the text here."""
+        if piece := self.output.finish(reason, stop_type):
+            self._tell(piece)
+
+    def done(self, slot: int, n_past: int) -> Done:
+        """The last event; before it, tokens that made no text of their own."""
+        now, out = time.perf_counter(), self.output
+        if self._tokens and out.stop_type != "word":
+            self._tell("")
+        assert out.finish_reason is not None
+        first = self._first or now
+        return Done(self.index, slot, out.finish_reason, out.stop_type, out.stops.found, self.n_prompt, max(self.n_cached, 0),
+                    self.n_evaluated, len(out.tokens), n_past, 1e3 * (first - (self._start or first)), 1e3 * (now - first),
+                    self.truncated or out.stop_type == "context", self.prompt_logprobs)
