@@ -41,7 +41,8 @@ def experts(b: Builder, w: Group, x: Tensor, il: int) -> Tensor:
     hp, per_group = b.hp, int(b.hp.keys("experts_per_group"))
     n_used = hp.n_expert_used[il]
     logits = b.linear(w.ffn_gate_inp, x, "ffn_moe_logits", il)
-    probs, selection = b.cb(ops.soft_max(logits), "ffn_moe_probs", il), ops.sigmoid(logits)
+    probs = b.cb(ops.soft_max(logits), "ffn_moe_probs", il)
+    selection = b.limit_groups(ops.sigmoid(logits), il)
     chosen = b.cb(ops.top_k(selection, n_used), "ffn_moe_topk", il)
     y = b.experts(w, x, chosen, b.expert_weights(probs, chosen, il), il)
 

@@ -48,7 +48,7 @@ class Experts(FeedForward):
         selection = logits if choose_by_logits else probs
         if bias is not None:
             selection = self.cb(ops.add(selection, bias.weight), "ffn_moe_probs_biased", il)
-        chosen = self.cb(ops.top_k(self._limit_groups(selection, il), self.hp.n_expert_used[il]), "ffn_moe_topk", il)
+        chosen = self.cb(ops.top_k(self.limit_groups(selection, il), self.hp.n_expert_used[il]), "ffn_moe_topk", il)
         return chosen, self.expert_weights(probs, chosen, il, gating, norm_w, w_scale)
 
     def expert_weights(self, probs: Tensor, chosen: Tensor, il: int, gating: int = SOFTMAX, norm_w: bool = True,
@@ -66,7 +66,7 @@ class Experts(FeedForward):
             weights = self.cb(ops.scale(weights, w_scale), "ffn_moe_weights_scaled", il)
         return ops.reshape(weights, (1, n_used, n_tokens))
 
-    def _limit_groups(self, selection: Tensor, il: int) -> Tensor:
+    def limit_groups(self, selection: Tensor, il: int) -> Tensor:
         """Only experts of the best groups stay: a group counts as much as its two best experts (DeepSeek V3)."""
         hp, n_tokens = self.hp, selection.ne[1]
         if hp.n_expert_groups <= 1:
