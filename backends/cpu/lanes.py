@@ -1,4 +1,4 @@
-"""Orders of lanes that single ops need, beside the vocabulary of `simd`.
+"""Orders of lanes that a single op needs, beside the vocabulary of `simd`.
 
 Loads Numba: import it where a kernel is built. Any target has a shuffle for these, so nothing is lowered by hand.
 """
