@@ -1,4 +1,8 @@
-"""minimax-m3: MiniMax M3; experts beside a shared one with gpt-oss's activation, Q and K normed per head, partial rotation."""
+"""minimax-m3: MiniMax M3; experts beside a shared one with gpt-oss's activation, Q and K normed per head, partial rotation.
+
+Attention is dense, as llama.cpp's is without flash attention: the selection of blocks by an indexer (MSA) is not built, and
+its tensors are not read. The two differ once a sequence is longer than `indexer.top_k * indexer.block_size` tokens.
+"""
 from __future__ import annotations
 
 from collections.abc import Mapping

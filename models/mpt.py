@@ -19,8 +19,7 @@ def weights(t: Weights) -> None:
     t("position_embd", hp.n_embd, hp.n_ctx_train, optional=True)
     for il, w in t.layers():
         w.norm("attn_norm", "ffn_norm", bias=None)
-        w.norm("attn_q_norm", bias=None, optional=True)
-        w.norm("attn_k_norm", n=hp.n_embd_k_gqa(il), bias=None, optional=True)
+        w.norm("attn_q_norm", "attn_k_norm", bias=None, optional=True)
         w.qkv(il)
         w.attn_out(il)
         w.ffn(il, gate=False)
