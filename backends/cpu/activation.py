@@ -7,8 +7,8 @@ its columns at constant distances; tile t of T tokens starts where the tokens be
 weights [k / 32][T] blocks (see `tile`), for F32, F16 and BF16 weights f32 [k][T]. Or in rows: all tiles have width 1.
 
 Values are rounded to the nearest multiple of largest magnitude / 127, ties to even, and then count as multiples of d,
-which is that step rounded to f16, as in llama.cpp's q8_0: with the same rounding, close calls (which expert, which token)
-fall the same way. Where f16 has no normal number for it, d stays f32. Blocks with NaN or infinity give d = NaN or
+which is that step rounded to f16, and so is d times their sum for Q4_1 and Q5_1, as in llama.cpp's q8_0 and q8_1: then
+close calls (which expert, which token) fall the same way. Where f16 has no normal number for it, either stays f32. Blocks with NaN or infinity give d = NaN or
 infinity, blocks below 1e-36 count as zero.
 """
 from __future__ import annotations
@@ -64,6 +64,15 @@ def row_of(p, t):
 
 
 @inline
+def round_f16(spare, x):
+    """x as f16 has it, where f16 has a normal number for it; `spare`: where 2 bytes may be written."""
+    if abs(x) < _F16_MIN or abs(x) > _F16_MAX:
+        return x
+    simd.put_f16(spare, x)
+    return simd.get_f16(spare)
+
+
+@inline
 def quantize(src, dst):
     """32 f32 into a block."""
     x, y = simd.load_f32(src), simd.load_f32(src + 64)
@@ -75,11 +84,9 @@ def quantize(src, dst):
     q0 = simd.as_i32(simd.splat_f32(scale) * x + magic) - 0x4B400000
     q1 = simd.as_i32(simd.splat_f32(scale) * y + magic) - 0x4B400000
     d, sum0, sum1 = largest * (_ONE / _127), simd.hsum(q0), simd.hsum(q1)
-    if d >= _F16_MIN and d <= _F16_MAX:
-        simd.put_f16(dst, d)
-        d = simd.get_f16(dst)
+    d = round_f16(dst, d)
     simd.put_f32(dst, d)
-    simd.put_f32(dst + 4, d * np.float32(sum0 + sum1))
+    simd.put_f32(dst + 4, round_f16(dst + 4, d * np.float32(sum0 + sum1)))
     simd.put_i32(dst + 8, sum0 + sum1)
     simd.put_i32(dst + 12, sum0)
     simd.store_i8(dst + 16, q0)

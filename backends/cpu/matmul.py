@@ -26,6 +26,7 @@ from .repack import PLAIN, ROWS, block_bytes, panel_bytes, supports
 
 __all__ = ["matmul_kernel", "panel_bytes", "quantized", "supports"]
 
+SUMS_F16 = (dtypes.Q4_1, dtypes.Q5_1)               # their offsets meet sums in f16, as in llama.cpp's q8_1
 L2 = 512 << 10                                      # bytes of activations that are kept hot
 
 
@@ -110,7 +111,7 @@ def _tile(dtype: DType, width: int) -> Callable[..., Any]:
     """(panel, tile, k) -> sums of 16 rows for each column."""
     fmt = FORMATS[dtype]
     zeros = tile.zeros(width)
-    columns = tile.columns(width, fmt.wide, fmt.bias, fmt.mins, fmt.small)
+    columns = tile.columns(width, fmt.wide, fmt.bias, fmt.mins, fmt.small, dtype in SUMS_F16)
     codes, scales = _codes(fmt), fmt.scales
     block, n_blocks, head, values, step = dtype.block, fmt.blocks, fmt.head_bytes, fmt.values, BLOCK * width
 

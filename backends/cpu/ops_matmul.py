@@ -8,17 +8,17 @@ from ggraph.tensor import F32, Tensor
 
 from . import activation, matmul, matmul_id
 from .lower import ONE_THREAD, Emit, Scratch, lowers
+from .ops_attention import strided_mul_mat
 
 
 @lowers("mul_mat")
 def mul_mat(emit: Emit, node: Tensor) -> bool:
     a, b = node.src
     assert a is not None and b is not None
-    if a.op != "none" or a.ne[2] * a.ne[3] != 1 or b.type is not F32 or b.nb[0] != 4:
-        return False
-    panels = emit.panels(a)
+    fits = a.op == "none" and a.ne[2] * a.ne[3] == 1 and b.type is F32 and b.nb[0] == 4
+    panels = emit.panels(a) if fits else None
     if panels is None:
-        return False
+        return strided_mul_mat(emit, node)
     tiles = activation_tiles(emit, a, b)
     emit(matmul.matmul_kernel(a.type), node, tiles, panels, a.ne[0])
     return True

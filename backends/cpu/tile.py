@@ -78,12 +78,13 @@ def _unbias(b: Builder, sums: Value, bias: int) -> Value:
     return b.mul(sums, const(_I, -bias)) if bias else const(_I, 0)
 
 
-def columns(n: int, wide: int, bias: int, mins: bool, small: bool) -> Any:
+def columns(n: int, wide: int, bias: int, mins: bool, small: bool, rounded: bool) -> Any:
     """(accumulators, codes, scales, act) -> accumulators, for one block of 32 k and n columns.
 
     codes: 8 groups of 4 k x 16 rows, unsigned, standing for c - bias; `small`: none above 127. scales: f32x16 per
-    row, one for all 32 k or (wide = 16) one per half; with `mins` followed by as many offsets."""
-    emit = _wide32 if wide == 32 else _wide16
+    row, one for all 32 k or (wide = 16) one per half; with `mins` followed by as many offsets. `rounded`: offsets are
+    multiplied with the activations' sum as f16 has it."""
+    emit = _wide16 if wide == 16 else _wide32_rounded if rounded else _wide32
     n_scales = 32 // wide * (2 if mins else 1)
 
     @op(_tuple(f32x16, n)(_tuple(f32x16, n), _CODES, _tuple(f32x16, n_scales), _intp))
@@ -96,10 +97,19 @@ def columns(n: int, wide: int, bias: int, mins: bool, small: bool) -> Any:
 
 def _wide32(b: Builder, acc: Value, codes: list[Value], scales: list[Value], act: Value, bias: int, small: bool
             ) -> Value:
-    start = _unbias(b, _spread(b, act, SUM, I32), bias)
-    dots = b.sitofp(_dots(b, start, codes, act, range(8), small), _F)
-    acc = simd.emit_fma(b, dots, b.fmul(scales[0], _spread(b, act, D, F32)), acc)
-    return simd.emit_fma(b, scales[1], _spread(b, act, DSUM, F32), acc) if len(scales) > 1 else acc
+    total = _spread(b, act, SUM, I32)
+    dots = b.sitofp(_dots(b, _unbias(b, total, bias), codes, act, range(8), small), _F)
+    d = _spread(b, act, D, F32)
+    if len(scales) == 1:
+        return simd.emit_fma(b, dots, b.fmul(scales[0], d), acc)
+    both = simd.emit_fma(b, scales[1], b.sitofp(total, _F), b.fmul(dots, scales[0]))
+    return simd.emit_fma(b, both, d, acc)
+
+
+def _wide32_rounded(b: Builder, acc: Value, codes: list[Value], scales: list[Value], act: Value, bias: int, small: bool
+                    ) -> Value:
+    acc = _wide32(b, acc, codes, scales[:1], act, bias, small)
+    return simd.emit_fma(b, scales[1], _spread(b, act, DSUM, F32), acc)
 
 
 def _wide16(b: Builder, acc: Value, codes: list[Value], scales: list[Value], act: Value, bias: int, small: bool

@@ -21,13 +21,18 @@ def _inputs(dtype: DType, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return raw, quants.unpack(raw, dtype).astype(np.float64), RNG.standard_normal((n, k)).astype(np.float32)
 
 
+def tolerance(dtype: DType) -> float:
+    """Of the largest result: rounding, and for some types that of the activations' sums to f16."""
+    return 1e-3 if dtype in matmul.SUMS_F16 else 2e-6
+
+
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_products_are_exact_to_rounding_and_alike_for_all_widths_and_threads(dtype: DType) -> None:
     raw, w, x = _inputs(dtype, 23)
     packed = panels(raw, dtype, x.shape[1], n_threads=2)
     out = product(packed, x, dtype, N_ROWS, n_threads=2)
     exact = rounded(x, dtype) @ w.T
-    assert np.abs(out - exact).max() <= 2e-6 * np.abs(exact).max()
+    assert np.abs(out - exact).max() <= tolerance(dtype) * np.abs(exact).max()
     for n in range(1, 2 * activation.width()):
         for first in (0, 5):
             part = product(packed, x[first:first + n], dtype, N_ROWS)
@@ -40,7 +45,7 @@ def test_every_lowering_that_runs_here_agrees(dtype: DType, lowering: str, monke
     raw, w, x = _inputs(dtype, 7)
     packed, exact = panels(raw, dtype, x.shape[1]), rounded(x, dtype) @ w.T
     monkeypatch.setenv("GGRAPH_CPU", lowering)
-    assert np.abs(product(packed, x, dtype, N_ROWS) - exact).max() <= 2e-6 * np.abs(exact).max()
+    assert np.abs(product(packed, x, dtype, N_ROWS) - exact).max() <= tolerance(dtype) * np.abs(exact).max()
 
 
 @pytest.mark.parametrize("lowering", targets.runnable())
@@ -91,7 +96,8 @@ def test_activations_are_rounded_to_the_nearest_of_127_steps() -> None:
     q = blocks[:, 16:].view(np.int8)
     assert np.abs(rounded(x, dtypes.Q4_0) - x).max() <= d.max() * 0.51
     assert np.array_equal(blocks[:, 8:16].copy().view(np.int32), np.stack([q.sum(1), q[:, :16].sum(1)], 1))
-    assert np.array_equal(blocks[:, 4:8].copy().view(np.float32)[:, 0], d * q.sum(1))
+    total = d * q.sum(1)
+    assert np.array_equal(blocks[:, 4:8].copy().view(np.float32)[:, 0], total.astype(np.float16).astype(np.float32))
     assert not q[2:].any()
 
 
