@@ -29,7 +29,7 @@ from .memory import Step
 from .memory.cache import KVCache
 from .memory.kv import N_PAD
 from .memory.layers import LayerMemory
-from .model import Model
+from .model import Model, sensible
 from .ops import MROPE
 from .schedule.alloc import Arena
 from .schedule.plan import Plan, PlanCache
@@ -128,13 +128,12 @@ class Context:
 
     def _open(self) -> None:
         """Allocate cache and arena, and build the plan of a plain decode, so that what does not fit shows at once."""
-        host = self.backends[-1]
-        try:
-            self.memory.alloc(host)
-            self._build(("decode", *self._static_key(), "token"), embd=False)
-        except MemoryError as e:
-            raise PlacementError(f"the KV cache needs {self.memory.nbytes / 2**20:.0f} MiB for n_ctx = {self.n_ctx}; "
-                                 "give a smaller n_ctx or cache type") from e
+        needed, free = self.memory.nbytes, env.free_memory()
+        if needed > free:
+            raise PlacementError(f"n_ctx = {self.n_ctx} needs {needed / 2**20:.0f} MiB of cache, {free / 2**20:.0f} MiB are free; "
+                                 "give a smaller n_ctx, or a smaller cache type")
+        self.memory.alloc(self.backends[-1])
+        self._build(("decode", *self._static_key(), "token"), embd=False)
 
     # --- sizes
 
@@ -256,7 +255,8 @@ class Context:
     def graph(self, embd: bool = False) -> Graph:
         """The graph of this Context's model, at its largest sizes."""
         b = self._builder(embd)
-        self.model.arch.graph(b)
+        with sensible(self.model.path.name):
+            self.model.arch.graph(b)
         return b.g
 
     def _builder(self, embd: bool = False) -> Builder:
@@ -390,17 +390,8 @@ def fit_context(model: Model, type_k: dtypes.DType, type_v: dtypes.DType) -> int
     hp = model.hparams
     layers = filter(hp.has_kv, range(hp.n_layer))
     per_cell = sum(type_k.row_bytes(hp.n_embd_k_gqa(il)) + type_v.row_bytes(hp.n_embd_v_gqa(il)) for il in layers) or 1
-    fits = max(N_PAD, free_memory() // 2 // per_cell // N_PAD * N_PAD)
+    fits = max(N_PAD, env.free_memory() // 2 // per_cell // N_PAD * N_PAD)
     if fits < hp.n_ctx_train:
         env.log(f"n_ctx = {fits}: the model's own context of {hp.n_ctx_train} would need "
                 f"{per_cell * hp.n_ctx_train / 2**30:.1f} GiB of KV cache")
     return min(hp.n_ctx_train, fits)
-
-
-def free_memory() -> int:
-    """Bytes of memory that are available."""
-    try:
-        with open("/proc/meminfo") as f:
-            return next(int(line.split()[1]) * 1024 for line in f if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return 8 << 30

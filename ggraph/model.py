@@ -9,7 +9,8 @@ import importlib
 import pkgutil
 import threading
 from collections import ChainMap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import TracebackType
@@ -48,9 +49,10 @@ class Model:
             self._overrides = dict(kv_overrides or {})
             self.kv: Mapping[str, Any] = ChainMap(self._overrides, self.file.kv)  # type: ignore[arg-type]
             self.arch = find_architecture(self.file.arch)
-            self.hparams: HParams = self.arch.hparams(self.kv)
-            self.weights = Weights(self.file, self.hparams)
-            self.arch.weights(self.weights)
+            with sensible(self.path.name):
+                self.hparams: HParams = self.arch.hparams(self.kv)
+                self.weights = Weights(self.file, self.hparams)
+                self.arch.weights(self.weights)
             self.weights.check_leftovers()
         except BaseException:
             self.file.close()
@@ -108,6 +110,16 @@ class Model:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+@contextmanager
+def sensible(name: str) -> Iterator[None]:
+    """What an architecture cannot compute with is metadata that makes no sense: a ModelError."""
+    try:
+        yield
+    except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as e:
+        what = str(e) or type(e).__name__
+        raise ModelError(f"the metadata of {name} makes no sense to its architecture: {what}") from e
 
 
 def resolve(path: str | Path) -> Path:

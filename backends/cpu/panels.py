@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from ggraph import env
 from ggraph.backend import HostBuffer, Progress
 from ggraph.tensor import Tensor
 
@@ -33,6 +34,12 @@ class Panels:
     def offer(self, weights: Sequence[Tensor]) -> None:
         """Weights that may be packed."""
         self.offered.update(weights)
+        matrices = [w for w in weights if w.ne[1] > 1 and repack.supports(w.type, w.ne[0])]
+        needed, free = sum(map(panel_bytes, matrices)), env.free_memory()
+        if self.mode == "auto" and needed > free:
+            self.mode = "off"
+            env.log(f"weights are not repacked: that takes {needed / 2**20:.0f} MiB, {free / 2**20:.0f} MiB are free; "
+                    "products are slower so")
 
     def address(self, weight: Tensor) -> int | None:
         """Where the panels of a weight are once `fill` has run; None if it is not to be packed."""
