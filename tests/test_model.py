@@ -73,9 +73,9 @@ def test_every_architecture_can_be_found_and_reads_top_to_bottom() -> None:
     from ggraph.model import find_architecture
     for name in known_architectures():
         module = find_architecture(name)
-        order = [module.hparams.__code__.co_firstlineno, module.weights.__code__.co_firstlineno,  # type: ignore[attr-defined]
-                 module.graph.__code__.co_firstlineno]  # type: ignore[attr-defined]
-        local = [f for f in (module.hparams, module.weights, module.graph) if f.__module__ == module.__name__]  # type: ignore[attr-defined]
+        order = [module.hparams.__code__.co_firstlineno, module.weights.__code__.co_firstlineno,
+                 module.graph.__code__.co_firstlineno]
+        local = [f for f in (module.hparams, module.weights, module.graph) if f.__module__ == module.__name__]
         assert len(local) < 3 or order == sorted(order), name
 
 
@@ -95,7 +95,7 @@ def test_an_n_ctx_that_does_not_fit_names_both_numbers(tmp_path: Path) -> None:
         for bad in ({"n_ctx": -1}, {"n_batch": 0}, {"n_ubatch": 0}, {"n_seq_max": 0}, {"flash_attn": "maybe"}, {"pooling": "max"},
                     {"type_k": "q9"}, {"rope": {"angle": 3}}):
             with pytest.raises((ggraph.Error, ValueError)):
-                ggraph.Context(model, **bad)  # type: ignore[arg-type]
+                ggraph.Context(model, **bad)
 
 
 @pytest.mark.parametrize("mode", ["on", "off"])

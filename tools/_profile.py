@@ -29,7 +29,7 @@ def profile(p: Params, n_prompt: int, n_gen: int, n_depth: int) -> str:
 def _timed(runner: Ours, n_tokens: int, n_depth: int, repeats: int = 9) -> tuple[list[tuple[Any, float]], float]:
     """(nodes, median seconds) of every step of one run, and the median wall time of runs that were not timed."""
     samples: list[Any] = []
-    walls = []
+    walls: list[float] = []
     for timed in [False, True] * repeats:
         if n_tokens > 1 or not walls:
             runner.clear()
