@@ -75,7 +75,7 @@ def test_every_architecture_can_be_found_and_reads_top_to_bottom() -> None:
         module = find_architecture(name)
         order = [module.hparams.__code__.co_firstlineno, module.weights.__code__.co_firstlineno,
                  module.graph.__code__.co_firstlineno]
-        local = [f for f in (module.hparams, module.weights, module.graph) if f.__module__ == module.__name__]
+        local = [f for f in (module.hparams, module.weights, module.graph) if f.__module__ == vars(module)["__name__"]]
         assert len(local) < 3 or order == sorted(order), name
 
 
