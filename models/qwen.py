@@ -18,7 +18,7 @@ def weights(t: Weights) -> None:
     t.embeddings()
     for il, w in t.layers():
         w.norm("attn_norm", "ffn_norm")
-        w.qkv(il, bias=True)
+        w("attn_qkv", t.hp.n_embd, 3 * t.hp.n_embd, bias=True)
         w.attn_out(il)
         w.ffn(il, n_ff=t.hp.n_ff[il] // 2)
 
