@@ -29,7 +29,8 @@ def graph(b: Builder) -> None:
     for il, w in b.layers():
         y = b.norm(x, w.attn_norm, "attn_norm", il)
         q, k, v = b.qkv(w, y, il)
-        y = b.attn(w.attn_output, b.rope(q, il), b.rope(k, il), v, il)
+        q = b.scale(b.rope(q, il), b.hp.kq_scale, "Qcur", il)        # before it meets K, where it is rounded
+        y = b.attn(w.attn_output, q, b.rope(k, il), v, il, scale=1.0)
         y, x = b.out_ids(il, y, x)
         x = b.residual(x, y, "ffn_inp", il)
         y = b.norm(x, w.ffn_norm, "ffn_norm", il)
