@@ -16,7 +16,8 @@ def hparams(kv: Mapping[str, Any]) -> HParams:
 
 def weights(t: Weights) -> None:
     t.embeddings(norm_bias=True, output_bias=True)
-    t.rope_factors()
+    for name in ("rope_factors_long", "rope_factors_short"):
+        t(name, t.hp.n_embd // t.hp.n_head[0] // 2, optional=True)
     for il, w in t.layers():
         w.norm("attn_norm", "ffn_norm", bias=True)
         w.qkv(il)
