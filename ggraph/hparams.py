@@ -159,7 +159,7 @@ class HParams:
 
     def n_ff_expert(self, il: int) -> int:
         """Length of one expert's feed-forward; where the file does not say, those used share the layer's."""
-        return self.n_ff_exp[il] or self.n_ff[il] // self.n_expert_used[il]
+        return self.n_ff_exp[il] or self.n_ff[il] // max(self.n_expert_used[il], 1)
 
     def n_embd_k_gqa(self, il: int) -> int:
         """Elements of one K row of layer `il` in the cache."""

@@ -21,7 +21,7 @@ def weights(t: Weights) -> None:
         w.norm("attn_q_norm", "attn_k_norm", n=t.hp.n_embd_head_k)
         w.qkv(il)
         w.attn_out(il)
-        w.experts(il)
+        w.experts(il, n_ff=t.hp.n_ff_expert(il))
 
 
 def graph(b: Builder) -> None:
