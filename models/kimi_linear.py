@@ -71,7 +71,8 @@ def kda(b: Builder, w: Group, x: Tensor, gate: Tensor, out_gate: Tensor, il: int
     d, n_head, inner = b.hp.ssm_d_state, b.hp.ssm_dt_rank, b.hp.ssm_d_inner
     rows = [b.mm(getattr(w, name), x) for name in QKV] if w.attn_qkv is None else split(b.mm(w.attn_qkv, x), (inner,) * 3)
     convs = (w.ssm_conv1d_q, w.ssm_conv1d_k, w.ssm_conv1d_v)
-    q, k, v = (b.by_seq(ops.silu(b.conv(b.by_seq(y), p, il, part)), d, n_head) for part, (y, p) in enumerate(zip(rows, convs)))
+    done = [b.g.expand(ops.silu(b.conv(b.by_seq(y), p, il, part))) for part, (y, p) in enumerate(zip(rows, convs))]
+    q, k, v = (b.by_seq(y, d, n_head) for y in done)
     q, k = b.l2_norm(q, "q_conv_predelta", il), b.l2_norm(k, "k_conv_predelta", il)
     beta = b.cb(ops.sigmoid(b.by_seq(b.linear(w.ssm_beta, x, "kda_beta", il), 1, n_head)), "kda_beta_sigmoid", il)
     y = b.delta_net(q, k, v, b.by_seq(b.cb(gate, "kda_g1", il), d, n_head), beta, il)

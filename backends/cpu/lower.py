@@ -25,13 +25,17 @@ NO_BARRIER, ONE_THREAD = 1, 2                    # flags of a step, as `pool` re
 Lowering = Callable[..., bool]                   # (emit, *nodes)
 L = TypeVar("L", bound=Lowering)
 LOWERINGS: dict[tuple[str, ...], Lowering] = {}
+UNCHAINED: set[tuple[str, ...]] = set()
 
 
-def lowers(*ops: str) -> Callable[[L], L]:
-    """Enter a lowering for one op, or for consecutive ops of which each but the last is read by the next alone."""
+def lowers(*ops: str, chained: bool = True) -> Callable[[L], L]:
+    """Enter a lowering for one op, or for consecutive ops of which each but the last is read by the next alone. Where that
+    is not so (`chained` is False), the lowering itself asks `emit.readers` what it need not write."""
     def enter(fn: L) -> L:
         assert ops not in LOWERINGS, ops
         LOWERINGS[ops] = fn
+        if not chained:
+            UNCHAINED.add(ops)
         return fn
     return enter
 
@@ -61,6 +65,12 @@ class Emit:
         self.panels = panels                     # weight -> address of its packed panels, None if it is not packed
         self._scratch: dict[Hashable, tuple[Scratch, int, object]] = {}
         self.scratch_bytes = 0
+        self.reads: dict[Tensor, list[Tensor]] = {}
+        self.keep: frozenset[Tensor] = frozenset()
+
+    def readers(self, node: Tensor) -> list[Tensor] | None:
+        """The nodes of the split that read of what the node's root holds; None if it is read after the split too."""
+        return None if node.root in self.keep else self.reads.get(node.root, [])
 
     def __call__(self, kernel: Kernel, *fields: Field, flags: int = 0) -> None:
         self.steps.append(Step(kernel, fields, flags))
@@ -94,11 +104,14 @@ def words(fields: Sequence[Field], scratch: int) -> list[int]:
 def lower(nodes: Sequence[Tensor], keep: frozenset[Tensor], emit: Emit) -> list[list[Step] | Tensor]:
     """Per node or fused run: its steps, or the node itself where no kernel fits. `keep` is read after this split."""
     uses = count_uses(nodes, keep)
-    longest = max(map(len, LOWERINGS), default=1)
+    emit.reads, emit.keep = find_readers(nodes), keep
+    lengths: dict[str, set[int]] = {}               # of runs that begin with an op
+    for ops in LOWERINGS:
+        lengths.setdefault(ops[0], set()).add(len(ops))
     out: list[list[Step] | Tensor] = []
     i = 0
     while i < len(nodes):
-        for n in range(min(longest, len(nodes) - i), 0, -1):
+        for n in sorted(lengths.get(nodes[i].op, ()), reverse=True):
             run = tuple(nodes[i:i + n])
             steps = _try(run, uses, emit)
             if steps is not None:
@@ -112,8 +125,9 @@ def lower(nodes: Sequence[Tensor], keep: frozenset[Tensor], emit: Emit) -> list[
 
 
 def _try(run: tuple[Tensor, ...], uses: dict[Tensor, int], emit: Emit) -> list[Step] | None:
-    lowering = LOWERINGS.get(tuple(n.op for n in run))
-    if lowering is None or not chained(run, uses):
+    ops = tuple(n.op for n in run)
+    lowering = LOWERINGS.get(ops)
+    if lowering is None or not (ops in UNCHAINED or chained(run, uses)):
         return None
     before = len(emit.steps)
     if not lowering(emit, *run):
@@ -131,12 +145,18 @@ def chained(run: Sequence[Tensor], uses: dict[Tensor, int]) -> bool:
                for a, b in pairwise(run))
 
 
-def count_uses(nodes: Sequence[Tensor], keep: frozenset[Tensor]) -> dict[Tensor, int]:
-    """How many nodes read each root; what is kept counts once more."""
-    uses: dict[Tensor, int] = {}
+def find_readers(nodes: Sequence[Tensor]) -> dict[Tensor, list[Tensor]]:
+    """The nodes that read each root."""
+    readers: dict[Tensor, list[Tensor]] = {}
     for node in nodes:
         for root in {s.root for s in node.src if s is not None}:
-            uses[root] = uses.get(root, 0) + 1
+            readers.setdefault(root, []).append(node)
+    return readers
+
+
+def count_uses(nodes: Sequence[Tensor], keep: frozenset[Tensor]) -> dict[Tensor, int]:
+    """How many nodes read each root; what is kept counts once more."""
+    uses = {root: len(readers) for root, readers in find_readers(nodes).items()}
     for root in keep:
         uses[root] = uses.get(root, 0) + 1
     return uses

@@ -87,6 +87,7 @@ class Recurrent(Core):
         """x [channels, n_seq_tokens, n_seqs] behind the n inputs before it, which `cache` keeps: [n + n_seq_tokens, channels,
         n_seqs]."""
         back = self.n_snapshots - 1
+        self.g.expand(x)                                                  # so that all that touches the row stands together
         state = ops.reshape(self.cb(self.load_state(cache), "conv_states", il), (n, x.ne[0], self.dims.n_seqs))
         before = ops.pad(state, (), (back,)) if back else state           # room for windows that begin before the first token
         padded = self.cb(ops.concat(before, ops.transpose(x), 0), "conv_input", il)
@@ -123,7 +124,7 @@ class Recurrent(Core):
         cache, (d, n_head) = self.rs.s[il], v.ne[:2]
         state = ops.reshape(self.load_state(cache), (d, d, n_head, self.dims.n_seqs))
         both = ops.gated_delta_net(q, k, v, gate, beta, self.cb(state, "state_predelta", il), self.n_snapshots)
-        self._store_behind(cache, both, both.nb[1] * self.n_tokens, il)
+        self._store_behind(cache, both, v.numel * both.nb[0], il)
         out = ops.view(both, v.ne, (both.nb[0] * d, both.nb[1], both.nb[1] * v.ne[2]))
         return self.cb(out, "attn_output", il)
 
@@ -146,5 +147,5 @@ class Recurrent(Core):
         decay = self.cb(ops.exp(ops.scale(slopes, -slope_scale)), "decay", il)
         state = self.cb(self.load_state(cache), "kv_old", il)
         both = ops.gated_linear_attn(k, v, q, decay, state, 1.0)
-        self._store_behind(cache, both, both.nb[1] * self.n_tokens, il)
+        self._store_behind(cache, both, v.numel * both.nb[0], il)
         return self.cb(ops.view(both, v.ne, (both.nb[0] * d, both.nb[1])), "qkv", il)

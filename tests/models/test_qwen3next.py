@@ -1,6 +1,7 @@
 """Old files of Qwen 3 Next hold Q, K, V and z of a delta net in one matrix, group by group: the same model as with two."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import ggraph
 from tests import spec
 
 D, N_GROUP = 128, 2                         # head size, key heads; as many value heads
-ORIGINAL = spec.weights
+ORIGINAL: Callable[[str, list[int]], np.ndarray] = spec.weights
 
 
 def weights(name: str, shape: list[int]) -> np.ndarray:
@@ -20,7 +21,8 @@ def weights(name: str, shape: list[int]) -> np.ndarray:
         return ORIGINAL(name, shape)
     groups = ORIGINAL(layer + ".ssm_in.weight", [shape[0], 4 * D * N_GROUP]).reshape(N_GROUP, 4, D, shape[0])
     parts = groups[:, :3] if rest.startswith("qkv") else groups[:, 3:]
-    return np.ascontiguousarray(parts.swapaxes(0, 1)).reshape(-1, shape[0])
+    rows: np.ndarray = np.concatenate(parts.swapaxes(0, 1).reshape(-1, *parts.shape[2:]))
+    return rows
 
 
 def logits(path: Path) -> np.ndarray:
@@ -40,4 +42,4 @@ def test_one_matrix_or_two(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         dropped = ("attn_qkv.", "attn_gate.") if old else ("ssm_in.",)
         s["tensors"] = [t for t in s["tensors"] if not any(d in t[0] for d in dropped)]
         rows.append(logits(spec.write(s, tmp_path / f"{i}.gguf")))
-    assert np.allclose(*rows, rtol=1e-4, atol=1e-4) and np.abs(rows[0]).max() > 1
+    assert np.allclose(rows[0], rows[1], rtol=1e-4, atol=1e-4) and np.abs(rows[0]).max() > 1

@@ -1,0 +1,196 @@
+"""Recurrences: which nodes have native kernels, and the blocks of these.
+
+Comes in: ssm_conv, ssm_scan and gated_delta_net nodes, and the nodes around them that read and write state rows. Goes out:
+steps. What the kernels do is in `recurrent_*`, which are imported (with Numba) only where one must be compiled.
+
+A state is read and written where it is kept, without copies, where the nodes that read and write it stand beside the
+recurrence: a step never writes the row that it reads, so any order of blocks is right.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ggraph.dtypes import F32, I32
+from ggraph.size import terms_of
+from ggraph.tensor import Tensor, strides
+
+from .kernel import template
+from .layout import apart, f32_rows, packed, shaped
+from .lower import Emit, Field, lowers
+from .ops_elementwise import _map
+from .ops_move import as_rows
+
+NOTHING: tuple[Field, ...] = (0,) * 9
+
+
+@template
+def _delta_net(n, per_channel, in_place):                               # type: ignore[no-untyped-def]
+    from .recurrent_delta import delta_net
+    return delta_net(n, per_channel, in_place)
+
+
+@template
+def _scan(n, height, per_channel, to_rows):                             # type: ignore[no-untyped-def]
+    from .recurrent_scan import scan
+    return scan(n, height, per_channel, to_rows)
+
+
+@template
+def _conv_going_on(d_conv, biased, act):                                # type: ignore[no-untyped-def]
+    from .recurrent_conv import going_on
+    return going_on(d_conv, biased, act)
+
+
+@template
+def _conv():                                                            # type: ignore[no-untyped-def]
+    from .recurrent_conv import alone
+    return alone()
+
+
+# State rows.
+
+def same(a: int, b: int) -> bool:
+    """Equal for every batch."""
+    return terms_of(a) == terms_of(b)
+
+
+def row_numbers(x: Tensor) -> bool:
+    return x.type is I32 and x.nb[0] == I32.nbytes
+
+
+def behind(node: Tensor, n_outputs: int, n: int, n_seqs: int) -> Tensor:
+    """The states [n, n_seqs, n_snapshots] that an op's result holds behind its outputs."""
+    shape = (n, n_seqs, node.params["n_snapshots"])
+    return Tensor("view", F32, shape, (node,), view_src=node.root, view_offs=node.view_offs + F32.nbytes * n_outputs)
+
+
+def stored(emit: Emit, node: Tensor, n_outputs: int, set_rows: Tensor) -> bool:
+    """set_rows keeps the one new state of `node`, and everything else that reads the node reads outputs."""
+    dst, x, rows = set_rows.src
+    readers = emit.readers(node)
+    if readers is None or node.params["n_snapshots"] != 1 or not (row_numbers(rows) and f32_rows(dst) and packed(x)):
+        return False
+    reads = [s for r in readers if r is not set_rows for s in r.src if s is not None and s.root is node.root]
+    return (x.root is node.root and same(x.view_offs, node.view_offs + F32.nbytes * n_outputs)
+            and all(same(s.view_offs, node.view_offs) and same(s.numel, n_outputs) for s in reads))
+
+
+def mapped(emit: Emit, op: str, x: Tensor) -> tuple[Field, ...]:
+    """A copy of x with `op` applied, in scratch memory."""
+    place, _ = emit.scratch(("recurrence", op), int(x.numel) * F32.nbytes)
+    words: tuple[Field, ...] = (place, *x.ne, *strides(F32, x.ne))
+    emit(_map(op), *words, x, 0.0, 0.0)
+    return words
+
+
+# The gated delta rule.
+
+def _delta(emit: Emit, node: Tensor, old: Sequence[Field], new: Sequence[Field], in_place: bool) -> bool:
+    q, k, v, g, beta, _ = node.src
+    d, per_channel = int(v.ne[0]), int(g.ne[0]) > 1
+    if d % 16 or not f32_rows(q, k, v, g, beta):
+        return False
+    decays = mapped(emit, "exp", g) if per_channel else (g,)
+    emit(_delta_net(d // 16, int(per_channel), int(in_place)), node, q, k, v, *decays, beta, *old, *new, d ** -0.5,
+         node.params["n_snapshots"])
+    return True
+
+
+@lowers("gated_delta_net")
+def gated_delta_net(emit: Emit, node: Tensor) -> bool:
+    v, state = node.src[2], node.src[5]
+    if not (packed(state) and state.type is F32):
+        return False
+    n = state.ne[0] * state.ne[1] * state.ne[2]
+    new = behind(node, v.numel, n, v.ne[3])
+    return _delta(emit, node, (shaped(state, (n, v.ne[3], 1, 1)), *NOTHING), (new, *NOTHING), False)
+
+
+@lowers("get_rows", "gated_delta_net", "set_rows", chained=False)
+def delta_net_in_place(emit: Emit, get_rows: Tensor, node: Tensor, set_rows: Tensor) -> bool:
+    v, state = node.src[2], node.src[5]
+    cache, rows = get_rows.src
+    if not (state.root is get_rows and emit.readers(get_rows) == [node] and row_numbers(rows) and f32_rows(cache)
+            and stored(emit, node, v.numel, set_rows)):
+        return False
+    return _delta(emit, node, (cache, rows), (set_rows.src[0], set_rows.src[2]), True)
+
+
+# The selective scan.
+
+def _scan_steps(emit: Emit, node: Tensor, new: Sequence[Field], to_rows: bool) -> bool:
+    s, x, dt, a, b, c, ids = node.src
+    d_state, dim, n_head = (int(n) for n in s.ne[:3])
+    if d_state % 16 or not (f32_rows(x, dt, a, b, c) and packed(s) and row_numbers(ids)):
+        return False
+    per_channel = int(a.ne[0]) > 1
+    kernel = _scan(d_state // 16, 1 if per_channel or dim % 16 else 16, int(per_channel), int(to_rows))
+    states = shaped(s, (d_state * dim * n_head, s.ne[3], 1, 1))
+    emit(kernel, node, x, *mapped(emit, "softplus", dt), a, b, c, states, ids, *new, node.params["n_snapshots"])
+    return True
+
+
+@lowers("ssm_scan")
+def ssm_scan(emit: Emit, node: Tensor) -> bool:
+    s, x = node.src[:2]
+    new = behind(node, x.numel, s.ne[0] * s.ne[1] * s.ne[2], x.ne[3])
+    return _scan_steps(emit, node, (new, *NOTHING), False)
+
+
+@lowers("ssm_scan", "set_rows", chained=False)
+def scan_in_place(emit: Emit, node: Tensor, set_rows: Tensor) -> bool:
+    if not stored(emit, node, node.src[1].numel, set_rows):
+        return False
+    return _scan_steps(emit, node, (set_rows.src[0], set_rows.src[2]), True)
+
+
+# Causal convolution.
+
+@lowers("ssm_conv")
+def ssm_conv(emit: Emit, node: Tensor) -> bool:
+    x, kernel = node.src
+    rows = as_rows(emit, x, "convolution")
+    if rows is None or not f32_rows(kernel):
+        return False
+    emit(_conv(), node, *rows, kernel)
+    return True
+
+
+def _going_on(emit: Emit, run: Sequence[Tensor], act: str, bias: Tensor | None = None) -> bool:
+    get_rows, concat, cont, set_rows, conv, last = *run[:5], run[-1]
+    (state, turned), (dst, rows, to), kernel = concat.src, set_rows.src, conv.src[1]
+    old, numbers = get_rows.src
+    x, d_conv = turned.src[0], int(kernel.ne[0])
+    window = cont.src[0]
+    linked = (state.root is get_rows and turned.op == "transpose" and conv.src[0] is concat and rows.root is cont
+              and window.root is concat and same(window.view_offs, x.ne[1] * F32.nbytes) and window.nb[:3] == concat.nb[:3]
+              and concat.params["axis"] == 0 and int(state.ne[0]) == d_conv - 1
+              and emit.readers(get_rows) == [concat] and emit.readers(concat) == [cont, conv] and emit.readers(cont) == [set_rows])
+    fits = (2 <= d_conv <= 4 and int(x.ne[0]) % 16 == 0 and packed(kernel) and kernel.type is F32 and f32_rows(x, old, dst)
+            and row_numbers(numbers) and row_numbers(to) and (bias is None or (f32_rows(bias) and int(bias.ne[0]) == int(x.ne[0]))))
+    if not (linked and fits and apart(last, x)):
+        return False
+    emit(_conv_going_on(d_conv, int(bias is not None), act), last, x, kernel, *(NOTHING if bias is None else (bias,)), old, numbers,
+         dst, to)
+    return True
+
+
+HISTORY = ("get_rows", "concat", "cont", "set_rows", "ssm_conv")
+
+
+@lowers(*HISTORY, chained=False)
+def conv_in_place(emit: Emit, *run: Tensor) -> bool:
+    return _going_on(emit, run, "none")
+
+
+@lowers(*HISTORY, "silu", chained=False)
+def conv_silu_in_place(emit: Emit, *run: Tensor) -> bool:
+    conv, silu = run[4:]
+    return silu.src[0] is conv and emit.readers(conv) == [silu] and _going_on(emit, run, "silu")
+
+
+@lowers(*HISTORY, "add", "silu", chained=False)
+def conv_biased_in_place(emit: Emit, *run: Tensor) -> bool:
+    conv, add, silu = run[4:]
+    return (add.src[0] is conv and emit.readers(conv) == [add] and silu.src[0] is add and emit.readers(add) == [silu]
+            and _going_on(emit, run, "silu", add.src[1]))
