@@ -21,8 +21,7 @@ def weights(name: str, shape: list[int]) -> np.ndarray:
         return ORIGINAL(name, shape)
     groups = ORIGINAL(layer + ".ssm_in.weight", [shape[0], 4 * D * N_GROUP]).reshape(N_GROUP, 4, D, shape[0])
     parts = groups[:, :3] if rest.startswith("qkv") else groups[:, 3:]
-    rows: np.ndarray = np.concatenate(parts.swapaxes(0, 1).reshape(-1, *parts.shape[2:]))
-    return rows
+    return np.concatenate(parts.swapaxes(0, 1).reshape(-1, *parts.shape[2:]))
 
 
 def logits(path: Path) -> np.ndarray:
@@ -31,7 +30,8 @@ def logits(path: Path) -> np.ndarray:
         for t in range(20):
             batch.add(t, None, 0, output=True)
         ctx.process("decode", batch)
-        return ctx.logits.copy()
+        found: np.ndarray = ctx.logits.copy()
+        return found
 
 
 def test_one_matrix_or_two(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
