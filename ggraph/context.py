@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from . import dtypes, env
+from . import debug, dtypes, env
 from .backend import Backend, NodeTime, Progress
 from .batch import Batch, Ubatch, validate
 from .build import Builder, Dims
@@ -108,6 +108,8 @@ class Context:
         start = time.perf_counter()
         if adapters:
             raise Error("adapters are not supported yet; give none")
+        if on_node is None and env.debug() >= debug.VALUES:
+            on_node = Hook(lambda node: True, debug.seen)
         self.model, self.hook, self.graph_reuse = model, on_node, graph_reuse
         self.cparams = resolve(model, n_ctx=n_ctx, n_batch=n_batch, n_ubatch=n_ubatch, n_seq_max=n_seq_max, kv_unified=kv_unified,
                                type_k=type_k, type_v=type_v, flash_attn=flash_attn, n_threads=n_threads,
@@ -125,6 +127,7 @@ class Context:
         self._rows_kind = ""
         self._open()
         self.perf.load_ms = 1e3 * (time.perf_counter() - start)
+        debug.opened([b.name for b in self.backends], self.bytes)
 
     def _open(self) -> None:
         """Allocate cache and arena, and build the plan of a plain decode, so that what does not fit shows at once."""
@@ -172,7 +175,7 @@ class Context:
                     plan.fill(step)
                     if self._aborted:       # between two ubatches
                         raise Aborted("the run was aborted")
-                    plan.run(self._threads(step), self._see, self.times)
+                    self._run(plan, step)
                     self._take_rows(plan, step, only=len(steps) == 1)
                 except BaseException as e:
                     self.memory.rollback()
@@ -182,6 +185,14 @@ class Context:
                 self.memory.commit()
                 n_done += step.ubatch.n_tokens
             self.perf.add(asked.n_tokens, 1e3 * (time.perf_counter() - start))
+
+    def _run(self, plan: Plan, step: Step) -> None:
+        if self.times is not None or env.debug() < debug.TIMES:
+            plan.run(self._threads(step), self._see, self.times)
+            return
+        times: list[NodeTime] = []
+        plan.run(self._threads(step), self._see, times)
+        debug.timed(times)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -199,8 +210,11 @@ class Context:
             raise BatchError(f"the batch has {len(batch)} tokens, n_batch is {self.cparams.n_batch}; split it or raise n_batch")
         hp = self.model.hparams
         n_axes = 4 if hp.rope_mode is not None and hp.rope_mode & MROPE else 1
-        return validate(batch, self.model.n_vocab, self.n_seq_max, self.cparams.n_ctx, self.memory.seq_pos_max,
-                        same=self.memory.seq_same, n_embd=hp.n_embd, n_axes=n_axes)
+        asked = validate(batch, self.model.n_vocab, self.n_seq_max, self.cparams.n_ctx, self.memory.seq_pos_max,
+                         same=self.memory.seq_same, n_embd=hp.n_embd, n_axes=n_axes)
+        if hp.n_pos and (last := int(asked.pos.max())) >= hp.n_pos:
+            raise BatchError(f"the batch reaches position {last}; this model has learned positions 0 to {hp.n_pos - 1} only")
+        return asked
 
     def _threads(self, step: Step) -> int:
         return self.cparams.n_threads if step.ubatch.n_tokens == 1 else self.cparams.n_threads_batch
@@ -246,7 +260,9 @@ class Context:
         return plan
 
     def _build(self, key: Hashable, embd: bool) -> Plan:
-        return self._put(key, self.plan(self.graph(embd)))
+        plan = self._put(key, self.plan(self.graph(embd)))
+        debug.planned(plan)
+        return plan
 
     def _put(self, key: Hashable, plan: Plan) -> Plan:
         self.plans.put(key, plan)
@@ -375,6 +391,7 @@ def resolve(model: Model, *, n_ctx: int, n_batch: int, n_ubatch: int, n_seq_max:
     n_ctx = n_ctx_seq if kv_unified else n_ctx_seq * n_seq_max
     n_batch = min(n_batch, n_ctx) if hp.causal else n_batch
     n_ubatch = min(n_ubatch, n_batch) if hp.cache else n_batch             # without a cache, a batch runs whole
+    embeddings = embeddings or not hp.head
     if pooling is None:
         pooling = POOLING[hp.pooling_type] if embeddings and 0 <= hp.pooling_type < len(POOLING) else "none"
     if pooling not in POOLING:

@@ -34,7 +34,7 @@ memory
 inputs
 build
 schedule
-shift state
+shift state debug
 context
 sampling grammar
 generate

@@ -27,18 +27,18 @@ class Plan:
     def __init__(self, graph: Graph, backends: Sequence[Backend], home: Home, arenas: Mapping[Backend, alloc.Arena],
                  watch: Watch | None = None):
         self.graph, self.backends = graph, backends
-        watched = {n for n in graph.computed() if watch(n)} if watch else set()
+        watched = {n for n in graph.computed() if _visible(n) and watch(n)} if watch else set()
         self.splits = split(graph, assign(graph, backends, home), watched)
         self.moved = self._allocate(arenas, watched)
         self.compiled = self._compile()
         reads = set().union(*(c.reads for c in self.compiled)) | {src for s in self.splits for src, _ in s.copies}
         self.inputs = [i for i in graph.inputs if any(t in reads for t in i.tensors)]
         self.values: Mapping[str, int] | None = None
-        self.seen = self._visible(watched)
+        self.seen = self._shown(watched)
         self._visible_sizes = Sizes([n for t in self.seen for n in (*t.ne, *t.nb, t.view_offs)])
         self._shapes: dict[Tensor, tuple[int, ...]] = {}
 
-    def _visible(self, watched: Collection[Tensor]) -> list[Tensor]:
+    def _shown(self, watched: Collection[Tensor]) -> list[Tensor]:
         """Tensors whose present shape the host asks for: outputs, watched nodes, copies."""
         return [*self.graph.outputs.values(), *watched, *(t for s in self.splits for pair in s.copies for t in pair)]
 
@@ -110,6 +110,11 @@ class Plan:
     def write(self, tensor: Tensor, data: np.ndarray) -> None:
         """Replace the contents of a watched node."""
         self.backends[-1].upload(tensor.root.buffer, tensor.root.offset + self._shapes[tensor][8], np.ascontiguousarray(data))
+
+
+def _visible(node: Tensor) -> bool:
+    """Nodes with bytes of their own that NumPy can show; writes into a cache are not among them."""
+    return node.root.op != "none" and node.type.plain
 
 
 class PlanCache:
