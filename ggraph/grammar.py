@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
+WHITESPACE = r" ?|\n{1,2}[ \t]{0,20}"
+_NAMED = ("properties", "$defs", "definitions")                         # names -> schemas
+_NESTED = ("items", "prefixItems", "anyOf", "oneOf", "additionalProperties")     # a schema, or a list of them
 _lock = threading.Lock()
 _tokenizers: weakref.WeakKeyDictionary[Vocab, LLTokenizer] = weakref.WeakKeyDictionary()
 
@@ -53,11 +56,19 @@ class Grammar:
 
     @classmethod
     def json_schema(cls, vocab: Vocab, schema: Mapping[str, Any] | bool) -> Grammar:
-        """JSON text that a schema admits. A keyword that cannot be enforced is an error."""
+        """JSON text that a schema admits, as `as_read` reads it. A keyword that cannot be enforced is an error."""
         try:
-            return cls._compile(vocab, _library().LLMatcher.grammar_from_json_schema(json.dumps(schema)))
+            return cls._compile(vocab, _library().LLMatcher.grammar_from_json_schema(json.dumps(cls.as_read(schema))))
         except (ValueError, RecursionError) as e:
             raise GrammarError(f"the JSON schema does not compile: {e}") from None
+
+    @staticmethod
+    def as_read(schema: Any) -> Any:
+        """A schema as llama.cpp reads it: objects have no properties but those named, and there is little whitespace.
+
+        It may stand behind `%json` in a Lark grammar.
+        """
+        return {**_closed(schema), "x-guidance": {"whitespace_pattern": WHITESPACE}} if isinstance(schema, Mapping) else schema
 
     @classmethod
     def regex(cls, vocab: Vocab, pattern: str) -> Grammar:
@@ -95,6 +106,19 @@ class Grammar:
 
     def reset(self) -> None:
         self._matcher.reset()
+
+
+def _closed(schema: Any) -> Any:
+    """With `additionalProperties: false` where properties are named and nothing is said; not where schemas are combined."""
+    if isinstance(schema, list):
+        return [_closed(s) for s in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    closed = {key: {name: _closed(s) for name, s in value.items()} if key in _NAMED and isinstance(value, Mapping)
+              else _closed(value) if key in _NESTED else value for key, value in schema.items()}
+    if "properties" in closed and not {"allOf", "anyOf", "oneOf", "$ref", "patternProperties"} & closed.keys():
+        closed.setdefault("additionalProperties", False)
+    return closed
 
 
 def _library() -> Any:

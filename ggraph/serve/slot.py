@@ -4,9 +4,16 @@ In: token lists. Out: memory that holds as much of a task's start as could be fo
 """
 from __future__ import annotations
 
+import os
+import tempfile
+import zipfile
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
 
 from ..context import Context
+from ..errors import Error
 from ..generate import History
 from .task import Task
 
@@ -67,6 +74,42 @@ class Slot:
         self.reuse = _why(had, own, kept)
         task.begin(kept)
         return True
+
+    def save(self, path: Path) -> int:
+        """Write what the slot remembers to a file: the state of its sequence and the tokens; how many tokens."""
+        self._idle()
+        fd, temp = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+        os.close(fd)
+        try:
+            self.history.ctx.state_save(temp, self.id)
+            with zipfile.ZipFile(temp, "a") as file, file.open("tokens.npy", "w") as member:
+                np.save(member, np.array(self.tokens, np.int32))
+            os.replace(temp, path)
+        finally:
+            if os.path.exists(temp):
+                os.unlink(temp)
+        return len(self.tokens)
+
+    def restore(self, path: Path) -> int:
+        """Remember what a file holds in place of what is here; how many tokens. Error, and nothing remembered, if it is
+        no such file or does not fit."""
+        self._idle()
+        self.history.clear()
+        try:
+            with open(path, "rb") as f, np.load(f, allow_pickle=False) as file:
+                tokens = file["tokens"].tolist()
+            self.history.ctx.state_load(path, self.id)
+            if len(tokens) != self.history.ctx.memory.seq_pos_max(self.id) + 1:
+                raise Error("its tokens and its state disagree")
+            self.tokens[:] = tokens
+        except (Error, OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as e:
+            self.history.clear()
+            raise Error(f"{path.name} cannot be restored: {e}") from e
+        return len(tokens)
+
+    def _idle(self) -> None:
+        if self.task is not None:
+            raise Error(f"slot {self.id} is in use; wait for the end of its request")
 
 
 def _ahead(task: Task, other: Task) -> bool:

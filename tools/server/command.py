@@ -1,0 +1,207 @@
+"""The command line of ggraph-server: options under llama-server's names, environment variables LLAMA_ARG_* as well.
+
+In: what the user typed. Out: a running server; exit code 0 after a signal.
+"""
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import click
+
+import ggraph
+from ggraph import env, hub
+
+from .._console import Bars, show_sizes
+from .._options import CONTEXT, MODEL, ROPE, SAMPLING, Command, Params, context_arguments, group, options, sampling_arguments
+
+_server, _chat, _output = group("Server"), group("Chat"), group("Output")
+_file = click.Path(exists=True, dir_okay=False)
+
+SERVER = (
+    _server("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen at."),
+    _server("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, metavar="N", help="Port; 0: any free one."),
+    _server("n_parallel", "-np", "--parallel", type=click.IntRange(min=-1), default=-1, metavar="N",
+            help="Slots: requests that run together.  [default: 4]"),
+    _server("-a", "--alias", metavar="NAME", help="Name of the model in answers.  [default: the file's name]"),
+    _server("api_key", "--api-key", multiple=True, metavar="KEY",
+            help="Key that requests must bring; several: repeat, or join by commas."),
+    _server("--api-key-file", type=_file, help="A file with one key a line."),
+    _server("timeout", "-to", "--timeout", type=click.IntRange(min=1), default=3600, show_default=True, metavar="S",
+            help="Seconds that a client has to send its request."),
+    _server("--cors-origins", default="localhost", show_default=True, metavar="LIST",
+            help="Pages that may use the server: localhost, *, or origins joined by commas."),
+    _server("--sse-ping-interval", type=click.IntRange(min=-1), default=30, show_default=True, metavar="S",
+            help="Seconds of silence after which a stream sends a comment; -1: never."),
+    _server("--slots/--no-slots", default=True, help="Show the slots at /slots.  [default: on]"),
+    _server("--metrics/--no-metrics", default=False, help="Prometheus metrics at /metrics.  [default: off]"),
+    _server("--props/--no-props", default=False, help="Accept POST /props.  [default: off]"),
+    _server("--slot-save-path", type=click.Path(exists=True, file_okay=False, writable=True), help="Folder for saved slots."),
+    _server("--cache-prompt/--no-cache-prompt", default=True, help="Reuse what a slot holds of a prompt.  [default: on]"),
+    _server("--embedding/--no-embedding", "--embeddings/--no-embeddings", "embedding", default=False,
+            help="Serve embeddings, and nothing else.  [default: off]"),
+    _server("--pooling", type=click.Choice(["none", "mean", "cls", "last"]), help="Pooling of embeddings.  [default: the model's]"),
+    _server("--embd-normalize", type=int, default=2, show_default=True, metavar="N",
+            help="Norm of embeddings; -1: none, 0: the largest is 32760, 2: length 1."),
+    _server("n_predict", "-n", "--predict", "--n-predict", type=click.IntRange(min=-1), default=-1, metavar="N",
+            help="Tokens of an answer, at most, where the request says nothing.  [default: no limit]"),
+    _server("--context-shift/--no-context-shift", default=False,
+            help="When a slot is full, drop half of it and go on.  [default: off]"),
+    _server("-r", "--reverse-prompt", multiple=True, metavar="TEXT", help="Stop before this text. May be repeated."),
+)
+CHAT = (
+    _chat("--chat-template", metavar="JINJA", help="Use this template instead of the file's."),
+    _chat("--chat-template-file", type=_file, help="Use the template in this file."),
+    _chat("--chat-template-kwargs", metavar="JSON", help="""More values for the template, as in '{"enable_thinking": false}'."""),
+    _chat("--jinja/--no-jinja", default=True, help="Accepted for llama-server's sake; templates are always Jinja."),
+    _chat("--reasoning-format", type=click.Choice(["auto", "none", "deepseek"]), default="auto", show_default=True,
+          help="none leaves thoughts in the content."),
+    _chat("--prefill-assistant/--no-prefill-assistant", default=True,
+          help="An assistant's message at the end is the start of the answer.  [default: on]"),
+)
+OUTPUT = (
+    _output("-q", "--quiet", is_flag=True, help="No sizes, bars and log on standard error."),
+    _output("--log-requests", is_flag=True, help="A line for each request: method, path, status."),
+)
+
+
+@click.command(cls=Command, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110,
+                                              "auto_envvar_prefix": None})
+@options(SERVER, MODEL, CHAT, CONTEXT, SAMPLING, ROPE, OUTPUT)
+@click.version_option(ggraph.__version__)
+@click.pass_context
+def main(ctx: click.Context, /, **p: Any) -> None:
+    """Serve a model over HTTP: llama-server's API, OpenAI's and Anthropic's.
+
+    Ctrl-C or SIGTERM lets running requests end for a few seconds; a second one leaves at once.
+    """
+    env.set_quiet(p["quiet"])
+    try:
+        import fastapi
+        import prometheus_client
+        import uvicorn
+    except ImportError as e:
+        raise ggraph.Error(f"the server needs {e.name}: pip install 'ggraph-runtime[server]'") from None
+    del fastapi, prometheus_client, uvicorn
+    _check(p)
+    Server(p).run()
+
+
+def _check(p: Params) -> None:
+    if p["chat_template"] and p["chat_template_file"]:
+        raise click.UsageError("give only one of --chat-template and --chat-template-file")
+    try:
+        p["chat_template_kwargs"] = json.loads(p["chat_template_kwargs"] or "{}")
+    except ValueError as e:
+        raise click.BadParameter(f"not JSON: {e}", param_hint="--chat-template-kwargs") from None
+    if not isinstance(p["chat_template_kwargs"], dict):
+        raise click.BadParameter("must be a JSON object", param_hint="--chat-template-kwargs")
+    if p["n_parallel"] < 1:
+        p["n_parallel"] = 1 if p["embedding"] else 4
+    p["n_batch"] = max(p["n_batch"], p["n_parallel"])
+
+
+class Server:
+    """The web server on the main thread, the model loaded beside it, so that /health answers from the start."""
+
+    def __init__(self, p: Params):
+        from .app import make_app
+        from .service import Service
+        self.p, self.options = p, _options(p)
+        self.service: Service | None = None
+        self.error: BaseException | None = None
+        self._web = _web(make_app(lambda: self.service, self.options), p)
+        self._stop: list[Any] = []
+
+    def run(self) -> None:
+        loading = threading.Thread(target=self._load, name="ggraph-load", daemon=True)
+        loading.start()
+        self._web.run()
+        loading.join()
+        for close in reversed(self._stop):
+            close()
+        if self.error is not None:
+            raise self.error
+        if not self._web.started:
+            sys.exit(1)
+
+    def _load(self) -> None:
+        try:
+            self.service = self._loaded()
+        except BaseException as e:
+            self.error = e
+            self._web.should_exit = True
+
+    def _loaded(self) -> Any:
+        from .service import Service
+        p = self.p
+        with Bars(p["quiet"]) as bars:
+            path = hub.resolve(p["model"], lambda done, total: bars("fetch", done, total))
+            model = ggraph.Model(path, kv_overrides=p["kv_overrides"], repack=p["repack"])
+            self._stop.append(model.close)
+            arguments = context_arguments(p) | {"n_seq_max": p["n_parallel"]}
+            if p["embedding"]:
+                arguments |= {"embeddings": True, "pooling": p["pooling"], "n_ubatch": p["n_batch"]}
+            ctx = ggraph.Context(model, progress=bars, **arguments)
+            self._stop.append(ctx.close)
+        show_sizes(ctx)
+        template = _template(p, model)
+        defaults = ggraph.sampling_defaults(model) | self.options.sampling
+        self.options.sampling = defaults
+        engine = None if p["embedding"] else ggraph.Engine(ctx, model.vocab, context_shift=p["context_shift"])
+        embedder = ggraph.Embedder(ctx) if p["embedding"] else None
+        self._stop.append((engine or embedder).close)  # type: ignore[union-attr]
+        env.log(f"{ctx.n_seq_max} slots of {ctx.cparams.n_ctx_seq} tokens" + (", from one pool" if ctx.cparams.kv_unified else ""))
+        return Service(model, ctx, engine, embedder, template, self.options)
+
+
+def _web(app: Any, p: Params) -> Any:
+    import uvicorn
+
+    class Web(uvicorn.Server):
+        """One line when it listens; the first signal ends in good order, the second at once."""
+
+        def handle_exit(self, sig: int, frame: Any) -> None:
+            if self.should_exit:
+                os._exit(128 + sig)
+            env.log("stopping: requests have 5 seconds to end; once more to leave at once")
+            self.should_exit = True
+
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            for server in self.servers:
+                for socket in server.sockets:
+                    host, port = socket.getsockname()[:2]
+                    env.log(f"listening at http://{host}:{port}")
+
+    config = uvicorn.Config(app, host=p["host"], port=p["port"], log_level="warning", access_log=False, lifespan="off",
+                            timeout_graceful_shutdown=5, server_header=False, h11_max_incomplete_event_size=1 << 16)
+    return Web(config)
+
+
+def _options(p: Params) -> Any:
+    from .service import Options
+    keys = [key for given in p["api_key"] for key in given.split(",")]
+    if p["api_key_file"]:
+        keys += Path(p["api_key_file"]).read_text().splitlines()
+    sampling = {k: v for k, v in sampling_arguments(p, True).items() if v is not None}
+    sampling["breakers"] = tuple(sampling.pop("dry_breakers", ()))
+    return Options(alias=p["alias"] or "", api_keys=tuple(k.strip() for k in keys if k.strip()), cors_origins=p["cors_origins"],
+                   timeout=p["timeout"], ping=p["sse_ping_interval"], slots=p["slots"], metrics=p["metrics"], props=p["props"],
+                   slot_save_path=p["slot_save_path"], cache_prompt=p["cache_prompt"], n_predict=p["n_predict"],
+                   stop=tuple(p["reverse_prompt"]), prefill_assistant=p["prefill_assistant"],
+                   reasoning_format=p["reasoning_format"], embd_normalize=p["embd_normalize"],
+                   template_kwargs=p["chat_template_kwargs"], sampling=sampling)
+
+
+def _template(p: Params, model: ggraph.Model) -> ggraph.ChatTemplate | None:
+    source = Path(p["chat_template_file"]).read_text() if p["chat_template_file"] else p["chat_template"]
+    if not source:
+        return model.chat_template
+    vocab = model.vocab
+    bos, eos = ("" if i is None else vocab.text(i) for i in (vocab.bos, vocab.eos))
+    return ggraph.ChatTemplate(source, bos_token=bos, eos_token=eos)
