@@ -28,7 +28,8 @@ SHOWN = {0: (), 1: ("context on",), 2: ("context on", " us  ", "GB/s", "steps"),
 
 
 @pytest.mark.parametrize("level", SHOWN)
-def test_each_level_shows_its_part(level: int, path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_level_shows_its_part(level: int, path: Path, monkeypatch: pytest.MonkeyPatch,
+                                   capsys: pytest.CaptureFixture[str]) -> None:
     plain = run(path)
     capsys.readouterr()
     monkeypatch.setenv("GGRAPH_DEBUG", str(level))
