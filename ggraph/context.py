@@ -120,7 +120,7 @@ class Context:
         self.arenas = {b: Arena(b) for b in self.backends}
         self.plans = PlanCache()
         self.perf = Perf()
-        self._busy = threading.Lock()
+        self._busy = threading.RLock()
         self._aborted = False
         self.times: list[NodeTime] | None = None           # give it a list, and every step's time is appended
         self._rows: np.ndarray | None = None
@@ -196,12 +196,12 @@ class Context:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        if not self._busy.acquire(blocking=False):
+        if not self._busy.acquire(blocking=False):      # an RLock: what an interrupt left locked, its thread can take again
             raise Error("this Context is in use by another thread; give each thread a Context of its own")
         try:
             yield
         finally:
-            self._busy.release()
+            self._busy._release_save()  # type: ignore[attr-defined]
 
     def _validate(self, kind: str, batch: Batch) -> Ubatch:
         if kind not in ("decode", "encode"):
