@@ -80,7 +80,11 @@ class HParams:
     is_mla: bool = False                        # the cache holds the latent vectors: K of one head, V its first elements
     causal: bool = True
     cache: bool = True                          # False: tokens see their own batch only, and nothing is remembered
+    head: bool = True                           # False: no output head; the results are hidden states
+    n_pos: int = 0                              # positions that the file has a vector for; 0: all are possible
     n_cls_out: int = 1                          # outputs of a classifier head
+    rank_pooling: str = "cls"                   # what a classifier looks at: the first token, or the "mean"
+    rank_act: str = "tanh"                      # of its first matrix
     pooling_type: int = -1                      # llama.cpp's enum; -1: the file does not say
 
     # normalization

@@ -167,6 +167,23 @@ class Weights(Group):
             tied = self.required("token_embd.weight", (hp.n_embd, hp.n_vocab))
             self.output = Param("output", tied, None if output_bias is False else self.optional("output.bias", (hp.n_vocab,)))
 
+    def encoder(self, token_types: Need = False, n_cls: int = 0) -> None:
+        """token_embd and its norm, token_types, and the classifier that a reranker's file holds."""
+        n = self.hp.n_embd
+        self("token_embd", n, self.hp.n_vocab)
+        self.norm("token_embd_norm", bias=None)
+        if token_types is not False:
+            n_types = (self.shape("token_types.weight") or (n, 1))[-1]
+            self("token_types", n, n_types, optional=token_types is None)
+        self.classifier(n_cls)
+
+    def classifier(self, n_cls: int = 0) -> None:
+        """cls, cls.norm and cls.output, whichever the file has; `n_cls`: outputs of the first, if not n_embd."""
+        n = self.hp.n_embd
+        self("cls", n, n_cls or n, bias=None, optional=True)
+        self("cls.norm", n, optional=True)
+        self("cls.output", n, self.hp.n_cls_out, bias=None, optional=True)
+
     def rope_factors(self) -> None:
         """llama3's rope_freqs or LongRoPE's two tables, in the file once or in each layer."""
         for name in ("rope_freqs", "rope_factors_long", "rope_factors_short"):

@@ -10,12 +10,13 @@ from ggraph.weights import Weights
 
 
 def hparams(kv: Mapping[str, Any]) -> HParams:
-    return HParams.read(kv)
+    hp = HParams.read(kv)
+    return hp.replace(n_pos=hp.n_ctx_train)
 
 
 def weights(t: Weights) -> None:
     t.embeddings(norm_bias=True)
-    t("position_embd", t.hp.n_embd, t.hp.n_ctx_train)
+    t("position_embd", t.hp.n_embd, t.hp.n_pos)
     for il, w in t.layers():
         w.norm("attn_norm", "ffn_norm", bias=True)
         w.qkv(il, bias=True)

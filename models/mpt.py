@@ -10,7 +10,8 @@ from ggraph.weights import Weights
 
 
 def hparams(kv: Mapping[str, Any]) -> HParams:
-    return HParams.read(kv)
+    hp = HParams.read(kv)
+    return hp if hp.f_max_alibi_bias else hp.replace(n_pos=hp.n_ctx_train)
 
 
 def weights(t: Weights) -> None:

@@ -5,9 +5,10 @@ from .core import Dims
 from .mamba import Mamba
 from .mla import LatentAttention
 from .moe import Experts
+from .output import Output
 
 
-class Builder(LatentAttention, Experts, Mamba):
+class Builder(LatentAttention, Experts, Mamba, Output):
     """Handed to an architecture's `graph(b)`: hyperparameters, weights, memory, and every block."""
 
 

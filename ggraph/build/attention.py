@@ -41,11 +41,13 @@ class Attention(Core):
         return ops.clamp(x, -limit, limit) if limit else x
 
     def qk_norm(self, w: Group, q: Tensor, k: Tensor, il: int, whole: bool = False) -> tuple[Tensor, Tensor]:
-        """Q and K normed per head, or over all heads together."""
+        """Q and K normed per head, or over all heads together; as they are where the file has no norm for them."""
         return (self._norm_heads(q, w.attn_q_norm, "Qcur_normed", il, whole),
                 self._norm_heads(k, w.attn_k_norm, "Kcur_normed", il, whole))
 
-    def _norm_heads(self, x: Tensor, p: Param, name: str, il: int, whole: bool) -> Tensor:
+    def _norm_heads(self, x: Tensor, p: Param | None, name: str, il: int, whole: bool) -> Tensor:
+        if p is None:
+            return x
         if whole:
             flat = ops.reshape(x if x.contiguous else ops.cont(x), (x.ne[0] * x.ne[1], x.ne[2]))
             return ops.reshape(self.norm(flat, p, name, il), x.ne)

@@ -1,4 +1,4 @@
-"""The ground of every graph: names, inputs, linear layers, norms, rotation, the rows asked for, the output head.
+"""The ground of every graph: names, inputs, linear layers, norms, rotation, the rows asked for.
 
 In: hyperparameters, weights, context parameters, sizes. Out: named nodes, `x` in and `x` out. Node names are llama.cpp's,
 so that dumps of both can be compared.
@@ -165,7 +165,15 @@ class Core:
         pos = self.cb(ops.get_rows(p.weight, self.inp_pos()), "pos_embd")
         return self.cb(ops.add(x, pos), "inpL")
 
-    # --- the end
+    def add_token_type(self, x: Tensor) -> Tensor:
+        """x plus the embedding of the first token type, which all tokens have; nothing where the file has none."""
+        types: Param | None = self.w.token_types
+        if types is None:
+            return x
+        first = ops.view(types.weight, types.weight.ne[:1])
+        return self.cb(ops.add(x, first), "inp_typed")
+
+    # --- the end of a layer
 
     def residual(self, x: Tensor, branch: Tensor, name: str, il: int) -> Tensor:
         """x + branch, the branch scaled where the model says so."""
@@ -176,44 +184,6 @@ class Core:
     def layer_out(self, x: Tensor, il: int) -> Tensor:
         """The end of a layer."""
         return self.cb(x, "l_out", il)
-
-    def finish(self, x: Tensor, norm: bool = True) -> None:
-        """The final norm, pooled embeddings where asked for, else the output head with its scale and soft cap."""
-        if norm:
-            x = self.norm(x, self.w.output_norm, "result_norm")
-        if self.cp.embeddings:
-            self.g.output("embd", self._pool(x))
-            if self.cp.pooling != "none":
-                return
-            x = ops.get_rows(x, self.input(inputs.OutputIds, self.dims.n_outputs)[0])
-        x = self.linear(self.w.output, x, "result_output_no_bias" if self.w.output.bias else "")
-        self.logits(self._pad_vocab(x))
-
-    def _pad_vocab(self, x: Tensor) -> Tensor:
-        """An output of fewer rows than the vocabulary covers its end: the tokens before it are impossible."""
-        missing, n = self.hp.n_vocab - x.ne[0], x.ne[1]
-        if not missing:
-            return x
-        one = ops.view(x, (1, n), (x.nb[1],))
-        return ops.concat(ops.fill(ops.repeat(one, (missing, n)), float("-inf")), x, 0)
-
-    def logits(self, x: Tensor) -> None:
-        if self.hp.f_logit_scale:
-            x = ops.scale(x, self.hp.f_logit_scale)
-        if cap := self.hp.f_final_logit_softcapping:
-            x = ops.scale(ops.tanh(ops.scale(x, 1.0 / cap)), cap)
-        self.g.output("logits", self.cb(x, "result_output"))
-
-    def _pool(self, x: Tensor) -> Tensor:
-        """F32 [n_embd, n_pooled] of each sequence, or of each output row without pooling."""
-        n_pooled = Size.variable("n_pooled", self.cp.n_seq_max)
-        if self.cp.pooling == "none":
-            return self.cb(ops.get_rows(x, self.input(inputs.OutputIds, self.dims.n_outputs)[0]), "result_embd")
-        if self.cp.pooling == "mean":
-            mean, = self.input(inputs.PoolMean, self.n_tokens, n_pooled)
-            return self.cb(ops.mul_mat(ops.cont(ops.transpose(x)), mean), "result_embd_pooled")
-        rows, = self.input(inputs.PoolRows, n_pooled, self.cp.pooling == "last")
-        return self.cb(ops.get_rows(x, rows), "result_embd_pooled")
 
 
 def split(x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
