@@ -28,6 +28,7 @@ def weights(t: Weights) -> None:
     hp = t.hp
     t.embeddings(norm=False)
     t.norm("token_embd_norm")
+    t.unused("dense_2.weight", "dense_2.bias")                                    # of embeddings, see `graph`
     for il, w in t.layers():
         w.norm("attn_norm", "ffn_norm")
         if hp.is_recurrent(il):
@@ -55,6 +56,8 @@ def short_conv(b: Builder, w: Group, x: Tensor, il: int) -> Tensor:
 
 def graph(b: Builder) -> None:
     hp = b.hp
+    if b.cp.embeddings and b.w.shape("dense_2.weight"):
+        raise ModelError("embeddings of LFM 2 that a further matrix projects (dense_2) are not supported")
     x = b.inp_embd()
     for il, w in b.layers():
         y = b.norm(x, w.attn_norm, "model.layers.{}.operator_norm", il)
