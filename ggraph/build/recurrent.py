@@ -5,6 +5,8 @@ to the spare row `rs_dst`; both are graph inputs.
 """
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from .. import inputs, ops
 from ..errors import Error
 from ..memory.cache import StateCache
@@ -96,13 +98,25 @@ class Recurrent(Core):
             self.store_state(cache, self.cb(last, "conv_state_last", il), i)
         return ops.view(padded, (n + x.ne[1], *padded.ne[1:3]), padded.nb[1:3], back * padded.nb[0]) if back else padded
 
+    @staticmethod
+    def _part(cache: Tensor, n: int, part: int) -> Tensor:
+        """Part number `part` of rows that have several of n elements."""
+        return cache if n == cache.ne[0] else ops.view(cache, (n, cache.ne[1]), (cache.nb[1],), part * n * cache.nb[0])
+
+    def shifted(self, x: Tensor, il: int, part: int) -> Tensor:
+        """x [n, n_tokens] of the token before each, the first one's from part `part` of the layer's row, where the last stays."""
+        cache, n, n_seqs = self._part(self.rs.r[il], x.ne[0], part), x.ne[0], self.dims.n_seqs
+        both = ops.concat(ops.reshape(self.load_state(cache), (n, 1, n_seqs)), self.by_seq(x), 1)
+        self.no_snapshots()
+        self.store_state(cache, ops.view(both, (n, n_seqs), (both.nb[2],), self.dims.n_seq_tokens * both.nb[1]))
+        return ops.cont(ops.view(both, (n, self.dims.n_seq_tokens, n_seqs), both.nb[1:3]), (n, self.n_tokens))
+
     def conv(self, x: Tensor, p: Param, il: int, part: int = 0) -> Tensor:
         """Causal convolution of x [channels, n_seq_tokens, n_seqs], going on from the last d_conv - 1 inputs of before, which
         are kept in the layer's row of `cache_r`: in its part number `part` where several convolutions share the row."""
         kernel, cache, channels = p.weight, self.rs.r[il], x.ne[0]
         n = kernel.ne[0] - 1
-        if n * channels != cache.ne[0]:
-            cache = ops.view(cache, (n * channels, cache.ne[1]), (cache.nb[1],), part * n * channels * cache.nb[0])
+        cache = self._part(cache, n * channels, part)
         kernel = kernel if kernel.ne[1] == channels else ops.reshape(kernel, (n + 1, channels))
         y = ops.ssm_conv(self.history(x, cache, n, il), kernel)
         if p.bias is not None:
@@ -140,12 +154,19 @@ class Recurrent(Core):
     def linear_attention(self, q: Tensor, k: Tensor, v: Tensor, slope_scale: float, il: int) -> Tensor:
         """Attention without softmax over q, k, v [d, n_head, n_tokens]: what a token sees of those before fades by a factor of
         each head, exp(-slope_scale slope). The outputs, shaped as v; the state stays in the layer's row."""
-        if self.n_snapshots > 1:
-            raise Error("linear attention keeps no earlier states: give n_rollback=0")
-        cache, (d, n_head) = self.rs.s[il], v.ne[:2]
-        slopes, = self.input(inputs.HeadSlopes, n_head)
+        slopes, = self.input(inputs.HeadSlopes, v.ne[1])
         decay = self.cb(ops.exp(ops.scale(slopes, -slope_scale)), "decay", il)
-        state = self.cb(self.load_state(cache), "kv_old", il)
-        both = ops.gated_linear_attn(k, v, q, decay, state, 1.0)
+        return self.cb(self.recurrence(lambda state: ops.gated_linear_attn(k, v, q, decay, state, 1.0), v, il), "qkv", il)
+
+    def recurrence(self, make: Callable[[Tensor], Tensor], v: Tensor, il: int) -> Tensor:
+        """The outputs, shaped as v [d, n_head, n_tokens], of the op that `make` makes of the state [d d n_head, n_seqs]; it stays
+        in the layer's row."""
+        self.no_snapshots()
+        cache = self.rs.s[il]
+        both = make(self.cb(self.load_state(cache), "state", il))
         self._store_behind(cache, both, v.numel * both.nb[0], il)
-        return self.cb(ops.view(both, v.ne, (both.nb[0] * d, both.nb[1])), "qkv", il)
+        return ops.view(both, v.ne[:3])
+
+    def no_snapshots(self) -> None:
+        if self.n_snapshots > 1:
+            raise Error("this kind of recurrence keeps no earlier states: give n_rollback=0")
