@@ -2,7 +2,7 @@
 
 Read the modules in the order in which one token lives (docs/ARCHITECTURE.md has a line for each):
 
-    what is on disk      dtypes, quants, gguf, hparams, weights, model
+    what is on disk      dtypes, quants, gguf, hparams, weights, adapters, model
     text -> ids          vocab, chat
     ids -> batch         batch, memory
     batch -> graph       tensor, ops, graph, inputs, build, models
@@ -33,6 +33,7 @@ from ggraph.errors import (
 )
 
 if TYPE_CHECKING:
+    from ggraph.adapters import Adapter
     from ggraph.batch import Batch
     from ggraph.chat import ChatTemplate
     from ggraph.context import STOP, Context, Hook
@@ -48,6 +49,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Aborted",
+    "Adapter",
     "BackendError",
     "Batch",
     "BatchError",
@@ -85,6 +87,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "Adapter": "adapters",
     "Batch": "batch",
     "ChatTemplate": "chat",
     "Context": "context",

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from . import debug, dtypes, env
+from .adapters import Adapter, Mix
 from .backend import Backend, NodeTime, Progress
 from .batch import Batch, Ubatch, validate
 from .build import Builder, Dims
@@ -95,7 +96,7 @@ class Context:
     `type_k`, `type_v`: cache types. `flash_attn`: "auto", "on" or "off". `embeddings` with `pooling` (none, mean, cls,
     last): hidden states instead of logits. `rope`: overrides as `cparams.resolve_rope` takes them. `on_node`: a `Hook`.
     `n_rollback`: how many tokens `memory.seq_rm` can take from the end of a sequence where layers are recurrent; each costs
-    the memory of a state.
+    the memory of a state. `adapters`: as `set_adapters` takes them.
     Errors: `PlacementError` if it does not fit, `Error` for values that make no sense.
     """
 
@@ -103,11 +104,9 @@ class Context:
                  kv_unified: bool = True, type_k: str = "f16", type_v: str = "f16", flash_attn: str | bool = "auto",
                  n_threads: int | None = None, n_threads_batch: int | None = None, embeddings: bool = False,
                  pooling: str | None = None, rope: Mapping[str, Any] | None = None, swa_full: bool = False,
-                 offload_kqv: bool = True, graph_reuse: bool = True, n_rollback: int = 0, adapters: Sequence[Any] = (),
-                 on_node: Hook | None = None, progress: Progress | None = None):
+                 offload_kqv: bool = True, graph_reuse: bool = True, n_rollback: int = 0,
+                 adapters: Sequence[tuple[Adapter, float]] = (), on_node: Hook | None = None, progress: Progress | None = None):
         start = time.perf_counter()
-        if adapters:
-            raise Error("adapters are not supported yet; give none")
         if on_node is None and env.debug() >= debug.VALUES:
             on_node = Hook(lambda node: True, debug.seen)
         self.model, self.hook, self.graph_reuse = model, on_node, graph_reuse
@@ -116,6 +115,7 @@ class Context:
                                n_threads_batch=n_threads_batch, embeddings=embeddings, pooling=pooling, rope=rope,
                                swa_full=swa_full, n_rollback=n_rollback)
         self.backends: list[Backend] = model.place(progress)
+        self.mix = Mix()
         self.memory = LayerMemory(model.hparams, self.cparams)
         self.arenas = {b: Arena(b) for b in self.backends}
         self.plans = PlanCache()
@@ -125,6 +125,7 @@ class Context:
         self.times: list[NodeTime] | None = None           # give it a list, and every step's time is appended
         self._rows: np.ndarray | None = None
         self._rows_kind = ""
+        self._take_adapters(adapters, progress)
         self._open()
         self.perf.load_ms = 1e3 * (time.perf_counter() - start)
         debug.opened([b.name for b in self.backends], self.bytes)
@@ -245,7 +246,7 @@ class Context:
     # --- plans
 
     def _static_key(self) -> tuple[Hashable, ...]:
-        return (self.cparams, self.hook)
+        return (self.cparams, self.hook, self.mix.adapters)
 
     def _plan(self, kind: str, step: Step) -> Plan:
         """The plan of this step's graph key, at the step's sizes."""
@@ -273,12 +274,13 @@ class Context:
         b = self._builder(embd)
         with sensible(self.model.path.name):
             self.model.arch.graph(b)
+        b.check_adapters()
         return b.g
 
     def _builder(self, embd: bool = False) -> Builder:
         cp = self.cparams
         dims = Dims.largest(cp, recurrent=self.memory.rs is not None)
-        return Builder(self.model.hparams, self.model.weights, cp, self.memory, dims, embd)
+        return Builder(self.model.hparams, self.model.weights, cp, self.memory, dims, embd, self.mix)
 
     def plan(self, graph: Graph) -> Plan:
         watch = self.hook.accepts if self.hook else None
@@ -335,6 +337,29 @@ class Context:
         return rows
 
     # --- control
+
+    def set_adapters(self, adapters: Sequence[tuple[Adapter, float]]) -> None:
+        """From the next batch on, exactly these adapters are on, each with its scale. What memory holds stays as it is.
+
+        Another scale of the same adapters costs nothing; other adapters need plans of their own. Errors, and nothing changed:
+        `ModelError` for an adapter of another model.
+        """
+        with self._alone():
+            before = self.mix.adapters, self.mix.scales
+            self._take_adapters(adapters)
+            try:
+                if self.mix.adapters != before[0]:
+                    self.graph()
+            except BaseException:
+                self.mix.scales = before[1]
+                raise
+
+    def _take_adapters(self, adapters: Sequence[tuple[Adapter, float]], progress: Progress | None = None) -> None:
+        scales = Mix.checked(adapters, self.model.weights)
+        if leaves := [t for adapter in scales for t in adapter.leaves]:
+            for b in self.backends:
+                b.pack(leaves, progress)
+        self.mix.scales = scales
 
     def abort(self) -> None:
         """Stop the running `process` soon, from any thread; it raises `Aborted`. Where none runs, nothing happens."""

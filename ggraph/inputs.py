@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from .adapters import Mix
 from .hparams import HParams, Ngrams
 from .memory import Step
 from .memory.kv import ordered
@@ -286,6 +287,19 @@ class PoolRows(Input):
         return (order[first].astype(np.int32),)
 
 
+class AdapterScales(Input):
+    """`adapter_scale_0` F32 [1], ..: how much of each adapter there is."""
+
+    def __init__(self, mix: Mix):
+        self.mix, self.adapters = mix, mix.adapters
+        self.tensors = tuple(leaf(F32, (1,), f"adapter_scale_{i}") for i in range(len(self.adapters)))
+
+    @classmethod
+    def key(cls, step: Step) -> Hashable:
+        return None
+
+    def fill(self, step: Step) -> tuple[np.ndarray, ...]:
+        return tuple(np.array([self.mix.scales[a]], np.float32) for a in self.adapters)
 
 
 class Given(Input):

@@ -206,9 +206,9 @@ class Weights(Group):
         if name not in self.file.tensors:
             raise ModelError(f"tensor {name!r} is not in {self.file.path.name}; architecture {self.hp.arch!r} needs it")
         tensor = self._tensor(name)
-        if _trim(tensor.ne) != _trim(ne):
-            raise ModelError(f"tensor {name!r} has shape {list(_trim(tensor.ne))}, architecture {self.hp.arch!r} "
-                             f"with this metadata expects {list(_trim(ne))}")
+        if trim(tensor.ne) != trim(ne):
+            raise ModelError(f"tensor {name!r} has shape {list(trim(tensor.ne))}, architecture {self.hp.arch!r} "
+                             f"with this metadata expects {list(trim(ne))}")
         return tensor
 
     def _tensor(self, name: str) -> Tensor:
@@ -228,7 +228,7 @@ class Weights(Group):
                              + ", ".join(rest[:5]) + (", ..." if len(rest) > 5 else ""))
 
 
-def _trim(ne: Sequence[int]) -> tuple[int, ...]:
+def trim(ne: Sequence[int]) -> tuple[int, ...]:
     """Without trailing axes of length 1."""
     n = list(ne)
     while len(n) > 1 and n[-1] == 1:

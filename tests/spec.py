@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import lzma
 import zlib
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -54,15 +55,16 @@ def tokens() -> list[int]:
     return list(_json("extra.json.xz")["tokens"])
 
 
-def write(spec: Spec, path: str | Path, qtype: str | None = None) -> Path:
-    """The model of a spec as a file; `qtype`: the type of its matrices, where their row length allows it."""
+def write(spec: Spec, path: str | Path, qtype: str | None = None, deltas: Mapping[str, np.ndarray] | None = None) -> Path:
+    """The model of a spec as a file; `qtype`: the type of its matrices, where their row length allows it. `deltas` are added to
+    weights that are F32."""
     w = gguf.GGUFWriter(path, spec["arch"])
     for key, kind, value in spec["kv"]:
         kind, _, inner = kind.partition(":")
         if key != "general.architecture":
             w.add_key_value(key, value, VALUE[kind], sub_type=VALUE[inner] if inner else None)
     for name, shape, kind in spec["tensors"]:
-        _add(w, name, shape, _type(name, shape, kind, qtype))
+        _add(w, name, shape, _type(name, shape, kind, qtype), (deltas or {}).get(name))
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
@@ -78,13 +80,13 @@ def _type(name: str, shape: list[int], kind: str, qtype: str | None) -> Any:
     return types[qtype if fits else kind]
 
 
-def _add(w: Any, name: str, shape: list[int], kind: Any) -> None:
+def _add(w: Any, name: str, shape: list[int], kind: Any, delta: np.ndarray | None) -> None:
     if kind.name in RANDOM_BITS:
         w.add_tensor(name, random_blocks(name, shape, kind), raw_dtype=kind)
         return
     data = weights(name, shape)
     if kind.name == "F32":
-        w.add_tensor(name, data)
+        w.add_tensor(name, data if delta is None else (data + delta).astype(np.float32))
     elif kind.name == "F16":
         w.add_tensor(name, data.astype(np.float16))
     else:

@@ -28,6 +28,7 @@ ops
 graph
 backend
 weights
+adapters
 model
 batch
 memory

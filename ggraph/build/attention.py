@@ -79,7 +79,7 @@ class Attention(Core):
         attend = self._attend_cache if self.hp.cache else self._attend_ubatch
         x = attend(q, k, v, il, self.hp.kq_scale if scale is None else scale, sinks.weight if sinks else None)
         if v_b is not None:
-            x = self.cb(ops.mul_mat(v_b.weight, x), "kqv_mla", il)
+            x = self.cb(self.mm(v_b, x), "kqv_mla", il)
         x = ops.permute(x, (0, 2, 1, 3))                                      # [head_v, n_head, n_tokens_stream, n_stream]
         rows = (x.ne[0] * x.ne[1], self.n_tokens)
         x = self.cb(ops.reshape(x, rows) if x.contiguous else ops.cont(x, rows), "kqv_out", il)

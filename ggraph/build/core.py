@@ -11,7 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import inputs, ops
+from ..adapters import TOKEN_EMBD, Adapter, Mix, Pair
 from ..cparams import CParams, Rope
+from ..dtypes import F32
+from ..errors import Error
 from ..graph import Graph
 from ..hparams import HParams
 from ..memory.layers import LayerMemory
@@ -37,9 +40,11 @@ class Dims:
 
 
 class Core:
-    def __init__(self, hp: HParams, weights: Weights, cp: CParams, memory: LayerMemory, dims: Dims, embd: bool = False):
+    def __init__(self, hp: HParams, weights: Weights, cp: CParams, memory: LayerMemory, dims: Dims, embd: bool = False,
+                 mix: Mix | None = None):
         self.hp, self.w, self.cp, self.memory, self.dims = hp, weights, cp, memory, dims
-        self.embd = embd
+        self.embd, self.mix = embd, mix or Mix()
+        self.adapted: set[str] = set()                  # what of the adapters stands in the graph
         self.g = Graph()
         self.n_tokens = dims.n_tokens
         self._inputs: dict[Any, inputs.Input] = {}
@@ -67,10 +72,16 @@ class Core:
         """The hidden states of the ubatch, F32 [n_embd, n_tokens]: rows of token_embd, or the vectors that were given."""
         x, = self.input(inputs.Tokens, self.hp.n_embd, self.n_tokens, self.embd)
         if not self.embd:
-            x = ops.get_rows(self.w.token_embd.weight, x)
+            x = self._embed(self.w.token_embd.weight, x)
         if self.hp.f_embedding_scale:
             x = ops.scale(x, self.hp.f_embedding_scale)
         return self.cb(x, "inp_embd")
+
+    def _embed(self, table: Tensor, tokens: Tensor) -> Tensor:
+        x = ops.get_rows(table, tokens)
+        for pair, scale in self._pairs(table):
+            x = ops.add(x, ops.mul_mat(pair.b, self._scaled(ops.get_rows(pair.a, tokens), pair, scale)))
+        return x
 
     def inp_pos(self) -> Tensor:
         n_axes = 4 if self.hp.rope_mode is not None and self.hp.rope_mode & ops.MROPE else 1
@@ -92,9 +103,13 @@ class Core:
     # --- layers of one matrix or one vector
 
     def mm(self, p: Param, x: Tensor) -> Tensor:
-        """weight x"""
+        """weight x, and what LoRAs add to it"""
         y = ops.mul_mat(p.weight, x)
-        return ops.mul(y, p.scale) if p.scale is not None else y
+        y = ops.mul(y, p.scale) if p.scale is not None else y
+        for pair, scale in self._pairs(p.weight):
+            a, b = (_turned(pair.b), pair.a) if p.weight.name == TOKEN_EMBD else pair[:2]
+            y = ops.add(y, ops.mul_mat(b, self._scaled(ops.mul_mat(a, x), pair, scale)))
+        return y
 
     def linear(self, p: Param, x: Tensor, name: str = "", il: int = -1) -> Tensor:
         """weight x + bias"""
@@ -121,6 +136,33 @@ class Core:
             if p.bias is not None:
                 x = ops.add(self.cb(x, "norm_w", il), p.bias)
         return self.cb(x, name, il)
+
+    # --- adapters
+
+    def _adapters(self) -> Iterator[tuple[Adapter, Tensor]]:
+        """Each adapter that is on, with its scale, which is an input."""
+        if self.mix.adapters:
+            yield from zip(self.mix.adapters, self.input(inputs.AdapterScales, self.mix))
+
+    def _pairs(self, weight: Tensor) -> Iterator[tuple[Pair, Tensor]]:
+        """What LoRAs add to a weight."""
+        for adapter, scale in self._adapters():
+            if weight.name in adapter.pairs:
+                self.adapted.add(weight.name)
+                yield adapter.pairs[weight.name], scale
+
+    @staticmethod
+    def _scaled(x: Tensor, pair: Pair, scale: Tensor) -> Tensor:
+        """A x, which is thin, times the scale of A B."""
+        return ops.mul(x if pair.scale == 1.0 else ops.scale(x, pair.scale), scale)
+
+    def check_adapters(self) -> None:
+        """Error if the graph reads a weight and not what an adapter adds to it: it may stand in no place but a product."""
+        read = {s.root.name for n in self.g.nodes for s in n.src if s is not None and s.root.op == "none"}
+        for adapter in self.mix.adapters:
+            wanted = (adapter.pairs.keys() & read) | {f"direction.{il}" for il in adapter.directions}
+            if missing := sorted(wanted - self.adapted):
+                raise Error(f"{adapter.path.name} changes {missing[0]!r}, which cannot be changed in architecture {self.hp.arch!r}")
 
     # --- positions
 
@@ -170,7 +212,7 @@ class Core:
         types: Param | None = self.w.token_types
         if types is None:
             return x
-        first = ops.view(types.weight, types.weight.ne[:1])
+        first = as_f32(ops.view(types.weight, types.weight.ne[:1]))
         return self.cb(ops.add(x, first), "inp_typed")
 
     # --- the end of a layer
@@ -182,8 +224,21 @@ class Core:
         return self.cb(ops.add(branch, x), name, il)
 
     def layer_out(self, x: Tensor, il: int) -> Tensor:
-        """The end of a layer."""
+        """The end of a layer, where control vectors are added."""
+        for adapter, scale in self._adapters():
+            if il in adapter.directions:
+                self.adapted.add(f"direction.{il}")
+                x = ops.add(x, ops.mul(as_f32(adapter.directions[il]), scale))
         return self.cb(x, "l_out", il)
+
+
+def as_f32(x: Tensor) -> Tensor:
+    return x if x.type is F32 else ops.cast(x, F32)
+
+
+def _turned(x: Tensor) -> Tensor:
+    """[r, n] -> F32 [n, r]"""
+    return ops.cont(ops.transpose(as_f32(x)))
 
 
 def split(x: Tensor, sizes: Sequence[int]) -> list[Tensor]:

@@ -40,7 +40,7 @@ class LatentAttention(Attention):
         hp = self.hp
         q_nope, q_pe = split(q, (hp.n_embd_head_k_mla - hp.n_rot, hp.n_rot))
         q_pe = self.rope(self.cb(q_pe, "q_pe", il), il)
-        q_nope = ops.mul_mat(w.attn_k_b.weight, ops.permute(q_nope, (0, 2, 1, 3)))
+        q_nope = self.mm(w.attn_k_b, ops.permute(q_nope, (0, 2, 1, 3)))
         q_nope = ops.permute(self.cb(q_nope, "q_nope_absorbed", il), (0, 2, 1, 3))        # [n_lora_kv, n_head, n_tokens]
         q = self.cb(ops.concat(q_nope, q_pe, 0), "Qcur", il)
         k = self.cb(ops.concat(ops.reshape(latent, (hp.n_lora_kv, 1, self.n_tokens)), k_pe, 0), "Kcur", il)

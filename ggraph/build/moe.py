@@ -104,6 +104,9 @@ class Experts(FeedForward):
             flat = ops.reshape(chosen, (chosen.ne[0] * chosen.ne[1],))
             picked = ops.get_rows(ops.reshape(p.scale, (1, p.scale.ne[0])), flat)
             y = ops.mul(y, ops.reshape(picked, (1, chosen.ne[0], chosen.ne[1])))
+        for pair, scale in self._pairs(p.weight):
+            thin = self._scaled(ops.mul_mat_id(pair.a, x, chosen), pair, scale)
+            y = ops.add(y, ops.mul_mat_id(pair.b, thin, chosen))
         return y if p.bias is None else self.cb(ops.add_id(y, p.bias, chosen), name + "_biased", il)
 
     def _sum(self, experts: Tensor) -> Tensor:

@@ -16,9 +16,10 @@ from tests.test_architectures import nmse
 GOLDEN = np.load(spec.FOLDER / "encoders.npz")
 
 
-def embed(path: Path, pooling: str | None, rows: list[tuple[int, int, int]], n_seq: int, **options: str) -> npt.NDArray[np.float32]:
+def embed(path: Path, pooling: str | None, rows: list[tuple[int, int, int]], n_seq: int,
+          flash_attn: str = "off") -> npt.NDArray[np.float32]:
     with ggraph.Model(path) as model, ggraph.Context(model, n_ctx=256, n_batch=64, n_seq_max=n_seq, embeddings=True,
-                                                     pooling=pooling, n_threads=2, flash_attn=options.get("flash_attn", "off")) as ctx:
+                                                     pooling=pooling, n_threads=2, flash_attn=flash_attn) as ctx:
         batch = ggraph.Batch()
         for token, pos, seq in rows:
             batch.add(token, pos, seq, output=True)
