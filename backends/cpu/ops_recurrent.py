@@ -36,6 +36,12 @@ def _scan(n, height, per_channel, to_rows):                             # type: 
 
 
 @template
+def _linear(op, n, in_place):                                           # type: ignore[no-untyped-def]
+    from .recurrent_linear import linear
+    return linear(op, n, in_place)
+
+
+@template
 def _conv_going_on(d_conv, biased, act):                                # type: ignore[no-untyped-def]
     from .recurrent_conv import going_on
     return going_on(d_conv, biased, act)
@@ -68,7 +74,7 @@ def stored(emit: Emit, node: Tensor, n_outputs: int, set_rows: Tensor) -> bool:
     """set_rows keeps the one new state of `node`, and everything else that reads the node reads outputs."""
     dst, x, rows = set_rows.src
     readers = emit.readers(node)
-    if readers is None or node.params["n_snapshots"] != 1 or not (row_numbers(rows) and f32_rows(dst) and packed(x)):
+    if readers is None or node.params.get("n_snapshots", 1) != 1 or not (row_numbers(rows) and f32_rows(dst) and packed(x)):
         return False
     reads = [s for r in readers if r is not set_rows for s in r.src if s is not None and s.root is node.root]
     return (x.root is node.root and same(x.view_offs, node.view_offs + F32.nbytes * n_outputs)
@@ -79,7 +85,7 @@ def mapped(emit: Emit, op: str, x: Tensor) -> tuple[Field, ...]:
     """A copy of x with `op` applied, in scratch memory."""
     place, _ = emit.scratch(("recurrence", op), int(x.numel) * F32.nbytes)
     words: tuple[Field, ...] = (place, *x.ne, *strides(F32, x.ne))
-    emit(_map(op), *words, x, 0.0, 0.0)
+    emit(_map(op), *words, x, 0.0, 0.0, 0)
     return words
 
 
@@ -142,6 +148,41 @@ def scan_in_place(emit: Emit, node: Tensor, set_rows: Tensor) -> bool:
     if not stored(emit, node, node.src[1].numel, set_rows):
         return False
     return _scan_steps(emit, node, (set_rows.src[0], set_rows.src[2]), True)
+
+
+# Linear attention.
+
+def _linear_steps(emit: Emit, node: Tensor, old: Sequence[Field], new: Sequence[Field], in_place: bool) -> bool:
+    *sources, state = node.src
+    d = int(sources[0].ne[0])
+    if d % 16 or not f32_rows(*sources):
+        return False
+    fields = [*sources, *(6 - len(sources)) * NOTHING]
+    emit(_linear(node.op, d // 16, int(in_place)), node, *old, *new, *fields, float(node.params.get("scale", 1.0)), state.ne[1])
+    return True
+
+
+def _enter_linear(name: str) -> None:
+    @lowers(name)
+    def lower(emit: Emit, node: Tensor) -> bool:
+        first, state = node.src[0], node.src[-1]
+        if not (packed(state) and state.type is F32):
+            return False
+        shape = (state.ne[0], state.ne[1])
+        new = Tensor("view", F32, shape, (node,), view_src=node.root, view_offs=node.view_offs + F32.nbytes * first.numel)
+        return _linear_steps(emit, node, (state, *NOTHING), (new, *NOTHING), False)
+
+    @lowers("get_rows", name, "set_rows", chained=False)
+    def lower_in_place(emit: Emit, get_rows: Tensor, node: Tensor, set_rows: Tensor) -> bool:
+        cache, rows = get_rows.src
+        if not (node.src[-1].root is get_rows and emit.readers(get_rows) == [node] and row_numbers(rows) and f32_rows(cache)
+                and stored(emit, node, node.src[0].numel, set_rows)):
+            return False
+        return _linear_steps(emit, node, (cache, rows), (set_rows.src[0], set_rows.src[2]), True)
+
+
+for _name in ("rwkv_wkv6", "rwkv_wkv7", "gated_linear_attn"):
+    _enter_linear(_name)
 
 
 # Causal convolution.

@@ -104,6 +104,29 @@ def scan_step(n: int) -> Any:
     return step
 
 
+def correct_step(n: int) -> Any:
+    """(old, new, r, w, k, v, a, b, out): the step of RWKV 7 on rows S of `old`, for one token.
+
+    S' = w S + v k + (S a) b; out = S' r. `v` and `out` are 16 numbers, one of each row; the others have 16 n. `new` may be `old`.
+    """
+    @op(_void(*[_intp] * 9))
+    def step(b: Builder, old: Value, new: Value, r: Value, w: Value, k: Value, v: Value, a: Value, b_: Value, out: Value) -> None:
+        rs, ws, ks, against, along = (_vectors(b, x, n) for x in (r, w, k, a, b_))
+        row = [b.add(old, I64(64 * n * i)) for i in range(ROWS)]
+        seen = [b.fmul(x, y) for x, y in zip(ws, rs)]
+        sums = [(_dot(b, s, against), _dot(b, s, seen)) for s in (_vectors(b, x, n) for x in row)]
+        u, y = _sums(b, [x for x, _ in sums]), _sums(b, [x for _, x in sums])
+        values = _load(b, v)
+        both = [spread(b, _total(b, _dot(b, x, rs)), 16) for x in (ks, along)]
+        _store(b, simd.emit_fma(b, u, both[1], simd.emit_fma(b, values, both[0], y)), out)
+        for i, x in enumerate(row):
+            amount, correction = _lane(b, values, i), _lane(b, u, i)
+            for j in range(n):
+                new_part = simd.emit_fma(b, correction, along[j], b.fmul(amount, ks[j]))
+                _store(b, simd.emit_fma(b, _load(b, x, j), ws[j], new_part), b.add(new, I64(64 * n * i)), j)
+    return step
+
+
 def taps(m: int, i: int) -> Any:
     """f(address): number i of each m in a row, for 16 runs of m float32; zeros for i < 0."""
     wide = ir.VectorType(F32, 16 * m)

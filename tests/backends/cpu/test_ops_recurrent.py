@@ -20,7 +20,8 @@ from tests.backends.opcase import nmse, nodes_of
 RNG = np.random.default_rng(14)
 CPU, CPU2, REF = Native(1), Native(2), ref.open()
 N_ROWS = 7
-KINDS = ("conv", "conv biased", "conv plain", "delta", "delta per channel", "delta grouped", "mamba", "mamba2", "mamba2 narrow")
+KINDS = ("conv", "conv biased", "conv plain", "delta", "delta per channel", "delta grouped", "mamba", "mamba2", "mamba2 narrow",
+         "wkv6", "wkv7", "linear", "linear heads")
 
 
 def normal(*shape: int) -> Array:
@@ -33,12 +34,13 @@ class Net:
     def __init__(self, kind: str):
         self.kind = kind
         self.weights = {name: normal(*shape) for name, shape in
-                        {"kernel": (48, 4), "bias": (48,), "A": (48, 32), "a": (4, 1)}.items()}
-        self.n_state = {"conv": 3 * 48, "delta": 4 * 32 * 32, "mamba": 48 * 32, "mamba2": 4 * 16 * 32}[kind.split()[0]]
+                        {"kernel": (48, 4), "bias": (48,), "A": (48, 32), "a": (4, 1), "first": (3, 32), "slopes": (3, 1)}.items()}
+        self.n_state = {"conv": 3 * 48, "delta": 4 * 32 * 32, "mamba": 48 * 32, "mamba2": 4 * 16 * 32}.get(
+            kind.split()[0], 3 * 32 * 32)
         if kind == "mamba2 narrow":
             self.n_state = 4 * 12 * 32
-        self.n_in = {"conv": 48, "delta": 4 * 32 * 3 + 4 * 2 * 32, "mamba": 48 * 2 + 2 * 32, "mamba2": 4 * 16 + 4 + 2 * 2 * 32}[
-            kind.split()[0]]
+        self.n_in = {"conv": 48, "delta": 4 * 32 * 3 + 4 * 2 * 32, "mamba": 48 * 2 + 2 * 32, "mamba2": 4 * 16 + 4 + 2 * 2 * 32}.get(
+            kind.split()[0], 6 * 96)
 
     def text(self, n: int, seed: int) -> Array:
         return np.random.default_rng(seed).standard_normal((n, self.n_in)).astype(np.float32)
@@ -100,6 +102,27 @@ class Net:
         states = ops.reshape(store, (32, dim, 4, N_ROWS))
         both = ops.ssm_scan(states, part(0, dim, 4), dt, a, part(68, 32, 2), part(132, 32, 2), rows)
         return self._split(both, 4 * dim, n, n_seqs, store, to)
+
+    def _parts(self, x: Tensor, n: int, n_seqs: int) -> list[Tensor]:
+        """Six sources [32, 3, tokens of all sequences]."""
+        return [ops.cont(ops.view(x, (32, 3, n * n_seqs), (128, x.nb[1]), 4 * 96 * i)) for i in range(6)]
+
+    def _wkv6(self, x: Tensor, store: Tensor, rows: Tensor, to: Tensor, n: int, n_seqs: int) -> tuple[Tensor, Tensor]:
+        k, v, r, td, *_ = self._parts(x, n, n_seqs)
+        both = ops.rwkv_wkv6(k, v, r, tensor(self.weights["first"]), ops.sigmoid(td), ops.get_rows(store, rows))
+        return self._split(both, 96, n, n_seqs, store, to)
+
+    def _wkv7(self, x: Tensor, store: Tensor, rows: Tensor, to: Tensor, n: int, n_seqs: int) -> tuple[Tensor, Tensor]:
+        r, w, k, v, a, b = self._parts(x, n, n_seqs)
+        a, b = ops.scale(a, 0.1), ops.scale(b, 0.1)
+        both = ops.rwkv_wkv7(r, ops.sigmoid(w), k, v, a, b, ops.get_rows(store, rows))
+        return self._split(both, 96, n, n_seqs, store, to)
+
+    def _linear(self, x: Tensor, store: Tensor, rows: Tensor, to: Tensor, n: int, n_seqs: int) -> tuple[Tensor, Tensor]:
+        k, v, q, g, *_ = self._parts(x, n, n_seqs)
+        g = ops.sigmoid(tensor(self.weights["slopes"]) if "heads" in self.kind else g)
+        both = ops.gated_linear_attn(k, v, q, g, ops.get_rows(store, rows), 0.5)
+        return self._split(both, 96, n, n_seqs, store, to)
 
     def _split(self, both: Tensor, n_out: int, n: int, n_seqs: int, store: Tensor, to: Tensor) -> tuple[Tensor, Tensor]:
         after = ops.view(both, (self.n_state, n_seqs), (4 * self.n_state,), 4 * n_out * n * n_seqs)

@@ -13,7 +13,8 @@ from tests.backends.optable import CASES, Case, run_case, sizes_of
 NATIVE = {"view", "reshape", "permute", "transpose", "cont", "cast", "cpy", "get_rows", "set_rows", "concat", "repeat",
           "fill", "arange", "pad", "roll", "diag", "tri", "add", "sub", "mul", "div", "add_id", "scale", "clamp",
           "norm", "rms_norm", "l2_norm", "group_norm", "sum_rows", "mean", "cumsum", "pool_1d", "hadamard", "argsort",
-          "top_k", "rope", "swiglu_oai", "swiglu_clamp", "ssm_conv", "ssm_scan", "gated_delta_net", *ops.UNARY, *ops.GLU}
+          "top_k", "rope", "swiglu_oai", "swiglu_clamp", "ssm_conv", "ssm_scan", "gated_delta_net",
+          "gated_linear_attn", "rwkv_wkv6", "rwkv_wkv7", *ops.UNARY, *ops.GLU}
 EXACT = {"view", "reshape", "permute", "transpose", "cont", "cast", "cpy", "get_rows", "set_rows", "concat", "repeat",
          "fill", "arange", "pad", "roll", "diag", "tri", "add", "sub", "mul", "div", "add_id", "scale", "clamp",
          "abs", "neg", "sqr", "sqrt", "relu", "step", "sgn", "argsort", "top_k", "cumsum", "pool_1d"}
