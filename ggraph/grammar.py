@@ -47,20 +47,20 @@ class Grammar:
             lark = llguidance.gbnf_to_lark.gbnf_to_lark(_ESCAPE.sub(_plain, source))
         except Exception as e:      # the converter raises what it happens to
             raise GrammarError(f"failed to parse grammar: {e}") from None
-        return cls._compile(vocab, llguidance.LLMatcher.grammar_from_lark(lark))
+        return cls._compile(vocab, "lark", lark)
 
     @classmethod
     def lark(cls, vocab: Vocab, source: str) -> Grammar:
         """llguidance's variant of Lark; the start is `start`, `<[ID]>` is a token."""
-        return cls._compile(vocab, _library().LLMatcher.grammar_from_lark(source))
+        return cls._compile(vocab, "lark", source)
 
     @classmethod
     def json_schema(cls, vocab: Vocab, schema: Mapping[str, Any] | bool) -> Grammar:
         """JSON text that a schema admits, as `as_read` reads it. A keyword that cannot be enforced is an error."""
         try:
-            return cls._compile(vocab, _library().LLMatcher.grammar_from_json_schema(json.dumps(cls.as_read(schema))))
-        except (ValueError, RecursionError) as e:
-            raise GrammarError(f"the JSON schema does not compile: {e}") from None
+            return cls._compile(vocab, "json_schema", json.dumps(cls.as_read(schema)))
+        except RecursionError:
+            raise GrammarError("the JSON schema is nested too deeply") from None
 
     @staticmethod
     def as_read(schema: Any) -> Any:
@@ -73,11 +73,15 @@ class Grammar:
     @classmethod
     def regex(cls, vocab: Vocab, pattern: str) -> Grammar:
         """Text that matches a regular expression as a whole, in the syntax of Rust's regex library."""
-        return cls._compile(vocab, _library().LLMatcher.grammar_from_regex(pattern))
+        return cls._compile(vocab, "regex", pattern)
 
     @classmethod
-    def _compile(cls, vocab: Vocab, grammar: str) -> Grammar:
-        matcher = _library().LLMatcher(_tokenizer(vocab), grammar, log_level=0)
+    def _compile(cls, vocab: Vocab, kind: str, source: str) -> Grammar:
+        llm = _library().LLMatcher
+        try:
+            matcher = llm(_tokenizer(vocab), getattr(llm, f"grammar_from_{kind}")(source), log_level=0, limits=_limits())
+        except ValueError as e:         # no JSON object, half of a surrogate pair
+            raise GrammarError(f"failed to parse grammar: {e}") from None
         if matcher.is_error():
             raise GrammarError(f"failed to parse grammar: {matcher.get_error().strip()}")
         return cls(vocab, matcher)
@@ -146,10 +150,25 @@ class _Wrapper:
         self.bos_token_id = vocab.bos
         self.tokens = [vocab.piece(i) for i in range(vocab.n_vocab)]
         self.special_token_ids = [i for i in range(vocab.n_vocab) if vocab.is_control(i)]
-        self._vocab = vocab
+        special = set(self.special_token_ids)
+        self._ids = {piece: i for i, piece in enumerate(self.tokens) if piece and i not in special}
+        self._longest = max(map(len, self._ids), default=0)
 
     def __call__(self, text: bytes) -> list[int]:
-        return self._vocab.encode(text.decode(errors="replace"), add_special=False, parse_special=False)
+        """The longest token, again and again: `Vocab.encode` may put a space before a text, which is no start here."""
+        ids, at = list[int](), 0
+        while at < len(text):
+            n = next((n for n in range(min(self._longest, len(text) - at), 0, -1) if text[at:at + n] in self._ids), 0)
+            if not n:
+                return ids
+            ids.append(self._ids[text[at:at + n]])
+            at += n
+        return ids
+
+
+def _limits() -> Any:
+    """The library's own, without its inner state in messages."""
+    return _library().LLParserLimits(verbose_errors=False)
 
 
 def _tokenizer(vocab: Vocab) -> LLTokenizer:

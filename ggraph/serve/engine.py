@@ -210,17 +210,18 @@ class Engine:
         batch, parts = Batch(), list[Part]()
         cp = self.ctx.cparams
         active = sorted(self._active(), key=lambda s: s.task.number if s.task else 0)
-        for slot in active:
-            if slot.task and slot.task.generating and not slot.task.fresh and len(slot.pending) == 1 and self._room_to_go_on(slot):
+        for slot in active:         # before anything is queued: slots share what memory has
+            if slot.task and slot.task.fresh and not slot.task.waits:
+                slot.begin(self.slots)
+        ready = [(s, s.task) for s in active if s.task and not s.task.fresh and not s.task.waits]
+        for slot, task in ready:
+            if task.generating and len(slot.pending) == 1 and self._room_to_go_on(slot):
                 slot.history.queue(batch, slot.pending)
                 parts.append((slot, 1, False))
         room = min(max(cp.n_ubatch - len(batch), 1), cp.n_batch - len(batch))
-        for slot in active:
-            if slot.task is None or slot.task.waits or not room or any(slot is s for s, _, _ in parts):
-                continue
-            if slot.task.fresh and not slot.begin(self.slots):
-                continue
-            room -= self._queue_prompt(slot, slot.task, batch, parts, room)
+        for slot, task in ready:
+            if room and slot.task is task and slot.pending:
+                room -= self._queue_prompt(slot, task, batch, parts, room)
         return batch, parts
 
     def _queue_prompt(self, slot: Slot, task: Task, batch: Batch, parts: list[Part], room: int) -> int:

@@ -48,15 +48,15 @@ class Slot:
         self.tokens[:] = other.tokens[:n]
         return True
 
-    def begin(self, others: Iterable[Slot]) -> bool:
-        """Find what is there of the task's tokens; False: better wait, another slot is evaluating them just now."""
+    def begin(self, others: Iterable[Slot]) -> None:
+        """Find what is there of the task's tokens; it stays `fresh` where another slot is evaluating them just now."""
         task = self.task
         assert task is not None
         if not task.request.cache_prompt or task.request.prompt_logprobs is not None:
             self.history.clear()
             self.reuse = "cache off" if not task.request.cache_prompt else "all of the prompt is scored"
             task.begin(0)
-            return True
+            return
         want = task.target[:-1]
         own = common(self.tokens, want)
         others = [s for s in others if s is not self]
@@ -64,16 +64,15 @@ class Slot:
         donor = max(others, key=lambda s: common(s.tokens, want), default=self)
         theirs = common(donor.tokens, want)
         if coming >= max(own, theirs) + MIN_SHARE:
-            return False
+            return
         if theirs >= own + MIN_SHARE and self.adopt(donor, theirs):
             self.reuse = f"{theirs} tokens shared with slot {donor.id}"
             task.begin(theirs)
-            return True
+            return
         had = len(self.tokens)
         kept = self.history.reuse(task.target)
         self.reuse = _why(had, own, kept)
         task.begin(kept)
-        return True
 
     def save(self, path: Path) -> int:
         """Write what the slot remembers to a file: the state of its sequence and the tokens; how many tokens."""

@@ -157,4 +157,4 @@ def forced(syntax: Syntax, tools: list[Tool], mark: Callable[[str], str], parall
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text) if text else ""
+    return json.dumps(text, ensure_ascii=False) if text else ""
