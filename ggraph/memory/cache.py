@@ -6,6 +6,7 @@ Cell indices and the extent read are graph inputs and sizes, never numbers in th
 """
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,13 +24,13 @@ from .kv import KVStore
 from .recurrent import RecurrentStore
 
 
-class Group:
+class Group(ABC):
     """The tensors of a store's layers, in one buffer: rows [n, ...] that a graph reads and writes by number."""
     index: int
     store: Any
 
-    def tensors(self) -> list[Tensor]:
-        raise NotImplementedError
+    @abstractmethod
+    def tensors(self) -> list[Tensor]: ...
 
     @property
     def nbytes(self) -> int:
