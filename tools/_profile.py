@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -48,24 +49,34 @@ def _timed(runner: Ours, n_tokens: int, n_depth: int, repeats: int = 9) -> tuple
 
 def table(times: Sequence[tuple[Any, float]], wall: float, n_tokens: int, bandwidth: float) -> str:
     rows: dict[str, list[float]] = {}
-    for nodes, seconds in times:
-        ops = "+".join(n.op for n in nodes)
-        kind = f" {nodes[0].src[0].type}" if nodes[0].op in PRODUCTS else ""
+    last = {node: i for i, (nodes, _) in enumerate(times) for node in nodes}
+    for i, (every, seconds) in enumerate(times):
+        nodes = [n for n in every if last[n] == i]              # those that this step ends; what comes before is preparation
+        products = [n for n in nodes if n.op in PRODUCTS]
+        ops = _names(n.op for n in nodes) or "before " + every[-1].op
+        kind = " " + ",".join(dict.fromkeys(n.src[0].type.name for n in products)) if products else ""
         row = rows.setdefault(ops + kind, [0, 0.0, 0.0, 0.0])
         row[0] += 1
         row[1] += seconds
-        if nodes[0].op in PRODUCTS and nodes[0].src[0].op == "none":
-            weight = nodes[0].src[0]
-            row[2] += weight.nbytes
-            row[3] += weight.numel * (1 if "result_output" in nodes[-1].name else n_tokens)
+        for product in products:
+            if product.src[0].op == "none":
+                weight = product.src[0]
+                row[2] += weight.nbytes
+                row[3] += weight.numel * (1 if "result_output" in nodes[-1].name else n_tokens)
     native = sum(s for _, s in times)
-    lines = [f"{'op':40s} {'steps':>6s} {'ms':>9s} {'share':>6s} {'GB/s':>7s} {'GMAC/s':>8s}"]
+    lines = [f"{'op':52s} {'steps':>6s} {'ms':>9s} {'share':>6s} {'GB/s':>7s} {'GMAC/s':>8s}"]
     for name, (n, s, nbytes, macs) in sorted(rows.items(), key=lambda kv: -kv[1][1]):
-        lines.append(f"{name:40s} {int(n):6d} {1e3 * s:9.3f} {100 * s / native:5.1f}% "
+        lines.append(f"{name:52s} {int(n):6d} {1e3 * s:9.3f} {100 * s / native:5.1f}% "
                      f"{nbytes / s / 1e9 if nbytes else 0:7.1f} {macs / s / 1e9 if macs else 0:8.1f}")
     lines.append(f"native {1e3 * native:.3f} ms, whole step {1e3 * wall:.3f} ms, outside the native call about "
                  f"{max(0.0, 1e3 * (wall - native)):.3f} ms; read bandwidth here {bandwidth / 1e9:.1f} GB/s")
     return "\n".join(lines)
+
+
+def _names(names: Iterable[str]) -> str:
+    """mul_mat, mul_mat, add as "2 mul_mat+add"."""
+    counted = [(name, len(list(same))) for name, same in groupby(names)]
+    return "+".join(f"{n} {name}" if n > 1 else name for name, n in counted)
 
 
 def read_bandwidth(n_threads: int, nbytes: int = 256 << 20) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import groupby
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from ggraph.tensor import Tensor
 
 from .. import ref
 from . import pool, prepare
+from .join import TOGETHER, join
 from .lower import Emit, Step, lower, words
 from .panels import Panels
 
@@ -68,6 +70,9 @@ class Compiled:
         lowered = lower(nodes, keep, emit)
         self.scratch = HostBuffer.zeros(emit.scratch_bytes)
         self.steps = native = [step for item in lowered if isinstance(item, list) for step in item]
+        for single, items in groupby(lowered, lambda item: isinstance(item, Tensor)):
+            if not single:
+                join([step for item in items for step in item])         # type: ignore[union-attr]
         backend.panels.fill(backend.progress)
         self._compile_kernels(native)
         self._write_blocks(native)
@@ -86,7 +91,7 @@ class Compiled:
         starts: list[int] = []
         for step in native:
             starts.append(len(numbers))
-            numbers += words(step.fields, self.scratch.address)
+            numbers += words(step.block, self.scratch.address)
         self.sizes = Sizes(numbers)
         base = self.sizes.numbers.ctypes.data
         self.table = np.array([[s.kernel.address, base + 8 * start, s.flags] for s, start in zip(native, starts)],
@@ -123,9 +128,12 @@ class _Table:
             return
         ticks, start = np.zeros(n, np.int64), pool.ticks()
         pool.run(first, n, n_threads, times=ticks.ctypes.data)
-        ends = np.maximum.accumulate(np.concatenate([[start], ticks]))          # a step without a barrier has no end of its own
-        for step, took in zip(self.owner.steps[self.start:self.stop], np.diff(ends) / pool.ticks_per_second()):
-            times.append(NodeTime(step.nodes, float(took)))
+        nodes: list[Tensor] = []
+        for step, end in zip(self.owner.steps[self.start:self.stop], ticks.tolist()):
+            nodes += step.nodes
+            if not step.flags & TOGETHER:               # of steps that belong together the last one has the time
+                times.append(NodeTime(tuple(dict.fromkeys(nodes)), (end - start) / pool.ticks_per_second()))
+                nodes, start = [], end
 
 
 def _parts(lowered: Sequence[list[Step] | Tensor], owner: Compiled, backend: Cpu) -> list[_Table | ref.Plan]:

@@ -8,8 +8,8 @@ weights [k / 32][T] blocks (see `tile`), for F32, F16 and BF16 weights f32 [k][T
 
 Values are rounded to the nearest multiple of largest magnitude / 127, ties to even, and then count as multiples of d,
 which is that step rounded to f16, and so is d times their sum for Q4_1 and Q5_1, as in llama.cpp's q8_0 and q8_1: then
-close calls (which expert, which token) fall the same way. Where f16 has no normal number for it, either stays f32. Blocks with NaN or infinity give d = NaN or
-infinity, blocks below 1e-36 count as zero.
+close calls (which expert, which token) fall the same way. Where f16 has no normal number for it, either stays
+f32. Blocks with NaN or infinity give d = NaN or infinity, blocks below 1e-36 count as zero.
 """
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from . import targets
 from .kernel import Kernel, inline, simd, template
+from .layout import COLUMNS, TOKENS, share
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
@@ -38,7 +39,8 @@ def nbytes(quantized: bool, k: int, n_tokens: int) -> int:
 
 
 def activation_kernel(quantized: bool, rows: bool = False) -> Kernel:
-    """Parameters: src, 9 words, f32 [k, n, ..] with contiguous k | address of the tiles. `rows`: width 1."""
+    """Parameters: src, 9 words, f32 [k, n, ..] with contiguous k | address of the tiles | how it is cut (`join`).
+    `rows`: width 1."""
     return (_quantize if quantized else _copy)(1 if rows else width())
 
 
@@ -97,11 +99,26 @@ def quantize(src, dst):
 def _quantize(width: int) -> Callable[..., None]:
     def quantize_tiles(p, ith, nth):
         dst, k = simd.word(p, 9), simd.word(p, 1)
-        n, blocks = simd.word(p, 2) * simd.word(p, 3) * simd.word(p, 4), k // 32
-        for i in range(n * blocks * ith // nth, n * blocks * (ith + 1) // nth):
-            t, b = i // blocks, i % blocks
-            first, w = tile_of(t, n, width)
-            quantize(row_of(p, t) + 128 * b, dst + BLOCK * (first * blocks + b * w + t - first))
+        n, blocks, how = simd.word(p, 2) * simd.word(p, 3) * simd.word(p, 4), k // 32, simd.word(p, 10)
+        if how == COLUMNS:
+            start, end = share(blocks, ith, nth)
+            for t in range(n):
+                blocks_of(p, dst, t, n, blocks, start, end)
+        elif how == TOKENS or n >= nth:
+            start, end = share(n, ith, nth)
+            for t in range(start, end):
+                blocks_of(p, dst, t, n, blocks, 0, blocks)
+        else:
+            start, end = share(n * blocks, ith, nth)
+            for t in range(start // blocks, (end + blocks - 1) // blocks):
+                blocks_of(p, dst, t, n, blocks, max(start - t * blocks, 0), min(end - t * blocks, blocks))
+
+    @inline
+    def blocks_of(p, dst, t, n, blocks, start, end):
+        first, w = tile_of(t, n, width)
+        src, to = row_of(p, t), dst + BLOCK * (first * blocks + t - first)
+        for b in range(start, end):
+            quantize(src + 128 * b, to + BLOCK * w * b)
     return quantize_tiles
 
 
@@ -110,10 +127,14 @@ def _copy(width: int) -> Callable[..., None]:
     def copy_tiles(p, ith, nth):
         dst, k = simd.word(p, 9), simd.word(p, 1)
         n = simd.word(p, 2) * simd.word(p, 3) * simd.word(p, 4)
-        for t in range(n * ith // nth, n * (ith + 1) // nth):
+        (start, end), (begin, stop) = share(n, ith, nth), (0, k)
+        if simd.word(p, 10) == COLUMNS:
+            (start, end), (begin, stop) = (0, n), share((k + 31) // 32, ith, nth)
+            begin, stop = 32 * begin, min(32 * stop, k)
+        for t in range(start, end):
             src = row_of(p, t)
             first, w = tile_of(t, n, width)
             at = dst + 4 * (first * k + t - first)
-            for i in range(k):
+            for i in range(begin, stop):
                 simd.put_f32(at + 4 * w * i, simd.get_f32(src + 4 * i))
     return copy_tiles

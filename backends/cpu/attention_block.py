@@ -11,8 +11,10 @@ PIECE = 256                     # numbers of a row that a panel holds, in produc
 
 OUT, Q, K, V, K_ROOT, V_ROOT, CELLS, SPANS, MASK, SINKS, N_TENSORS = range(11)
 # Threads that have work memory | its address | bytes of each | address of the states of chunks | how many have room |
-# tokens of a tile | factor of the scores | cap, or 0 | whether the mask has slopes | the slope of each head
-THREADS, WORK, WORK_BYTES, PARTS, N_PARTS, TILE, SCALE, SOFTCAP, ALIBI, SLOPES = range(9 * N_TENSORS, 9 * N_TENSORS + 10)
+# tokens of a tile | factor of the scores | cap, or 0 | where the result is wanted as activation tiles too, or 0 |
+# whether the mask has slopes | the slope of each head
+(THREADS, WORK, WORK_BYTES, PARTS, N_PARTS, TILE, SCALE, SOFTCAP, TILES, ALIBI, SLOPES
+ ) = range(9 * N_TENSORS, 9 * N_TENSORS + 11)
 
 
 def state_bytes(dv: int) -> int:

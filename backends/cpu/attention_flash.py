@@ -24,12 +24,14 @@ from ggraph import dtypes
 from . import attention_state as state
 from . import attention_view as view
 from . import simd, vmath
+from .activation import BLOCK, quantize, tile_of
 from .attention_block import (
     ALIBI,
     CHUNK,
     K_ROOT,
     MASK,
     N_PARTS,
+    OUT,
     PANEL,
     PARTS,
     SCALE,
@@ -37,6 +39,7 @@ from .attention_block import (
     SOFTCAP,
     THREADS,
     TILE,
+    TILES,
     V_ROOT,
     WORK,
     WORK_BYTES,
@@ -46,7 +49,7 @@ from .attention_block import (
 )
 from .attention_rows import columns, product, values
 from .kernel import inline
-from .layout import address, nb, ne
+from .layout import address, nb, ne, share
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
@@ -219,23 +222,47 @@ def _finish(p, at, t, h, r):
     state.finish(p, at, t + r // view.group(p), h * view.group(p) + r % view.group(p))
 
 
-def merge(p, ith, nth):
-    """Kernel: the result from the states of all chunks, if `attend` left them."""
-    nth = min(nth, simd.word(p, THREADS))
-    _, n_states = view.work(p)
-    if ith >= nth or n_states > simd.word(p, N_PARTS):
-        return
-    sums, states, n_head = simd.word(p, WORK) + ith * simd.word(p, WORK_BYTES), simd.word(p, PARTS), ne(p, K, 2)
-    t = done = 0
-    while t < view.n_tokens(p):
-        end, bottom, top = view.tile(p, t)
-        rows, n_chunks = (end - t) * view.group(p), view.n_chunks(bottom, top)
-        for i in range(n_head * rows):
-            if done * nth // (view.n_tokens(p) * ne(p, Q, 2)) == ith:
-                state.clear(p, sums, 1)
-                for c in range(n_chunks):
-                    state.merge(p, sums, states + (c * n_head * rows + i) * state.size(p), 1)
-                _finish(p, sums, t, i // rows, i % rows)
-            done += 1
-        states += n_chunks * n_head * rows * state.size(p)
-        t = end
+def merge(width: int) -> Callable[..., None]:
+    """Kernel: the result from the states of all chunks, if `attend` left them. With a width, tiles of so many tokens at
+    most, of the quantized result, are written to TILES."""
+    @inline
+    def quantize_row(p, t, head):
+        """The rows of the result must lie one after the other, and have whole blocks."""
+        n, n_head = ne(p, V, 0) >> 5, ne(p, Q, 2)
+        src = address(p, OUT) + 4 * ne(p, V, 0) * (t * n_head + head)
+        first, w = tile_of(t, view.n_tokens(p), width)
+        dst = simd.word(p, TILES) + BLOCK * (first * n * n_head + t - first)
+        for b in range(n):
+            quantize(src + 128 * b, dst + BLOCK * w * (head * n + b))
+
+    @inline
+    def merge_all(p, ith, nth):
+        sums, states, n_head = simd.word(p, WORK) + ith * simd.word(p, WORK_BYTES), simd.word(p, PARTS), ne(p, K, 2)
+        t = done = 0
+        while t < view.n_tokens(p):
+            end, bottom, top = view.tile(p, t)
+            rows, n_chunks = (end - t) * view.group(p), view.n_chunks(bottom, top)
+            for i in range(n_head * rows):
+                if done * nth // (view.n_tokens(p) * ne(p, Q, 2)) == ith:
+                    state.clear(p, sums, 1)
+                    for c in range(n_chunks):
+                        state.merge(p, sums, states + (c * n_head * rows + i) * state.size(p), 1)
+                    _finish(p, sums, t, i // rows, i % rows)
+                    if width:
+                        quantize_row(p, t + i % rows // view.group(p), i // rows * view.group(p) + i % view.group(p))
+                done += 1
+            states += n_chunks * n_head * rows * state.size(p)
+            t = end
+
+    def kernel(p, ith, nth):
+        nth = min(nth, simd.word(p, THREADS))
+        _, n_states = view.work(p)
+        if ith >= nth:
+            return
+        if n_states <= simd.word(p, N_PARTS):
+            merge_all(p, ith, nth)
+        elif width:
+            first, last = share(view.n_tokens(p) * ne(p, Q, 2), ith, nth)
+            for i in range(first, last):
+                quantize_row(p, i // ne(p, Q, 2), i % ne(p, Q, 2))
+    return kernel

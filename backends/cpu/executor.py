@@ -4,7 +4,8 @@ Comes in: the control block (`control`) with a job in it. Goes out: kernels call
 Must not know: Python, graphs.
 
 A plan is int64 [n, 3]: kernel address, parameter block address, flags. A step has as many shares as threads were asked
-for. CLAIM holds the present step, its number of shares and how many are taken; a thread takes the next by adding one,
+for. A step with the flag TOGETHER and those after it, up to the first without, count as one: a share of it is the same
+share of each. CLAIM holds the present step, its number of shares and how many are taken; a thread takes the next by adding one,
 and who finishes the last share opens the next step. So a thread that the system has put aside holds nobody up, unless
 in the middle of a share: the others do its part. Shares compute the same bits whoever runs them.
 """
@@ -15,7 +16,7 @@ from .kernel import atomic, inline, kernel, simd
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
-NO_BARRIER = 1              # flag of a step: it and the next one need no order; a hint that is not used at present
+TOGETHER = 1                # flag of a step: the next one belongs to it
 SINGLE = 2                  # one share: the kernel runs as (p, 0, 1)
 THREADS = 0xFFFF            # a generation is a counter above these bits, and the number of threads that take part
 END = 0x7FFFFFFF            # the step of CLAIM when no run is on
@@ -48,11 +49,21 @@ def _finish(p, step):
 
 
 @inline
+def _note_error(p, step):
+    if atomic.load(_at(p, C.ERROR)) != 0 and atomic.load(_at(p, C.ERROR_STEP)) < 0:
+        atomic.store(_at(p, C.ERROR_STEP), step)
+
+
+@inline
 def _work_on(p, step, share, n):
     row = simd.word(p, C.TABLE) + 24 * step
     atomic.run(simd.word(row, 0), simd.word(row, 1), share, n)
-    if atomic.load(_at(p, C.ERROR)) != 0 and atomic.load(_at(p, C.ERROR_STEP)) < 0:
-        atomic.store(_at(p, C.ERROR_STEP), step)
+    _note_error(p, step)
+    while simd.word(row, 2) & TOGETHER != 0:
+        row += 24
+        step += 1
+        atomic.run(simd.word(row, 0), simd.word(row, 1), share, n)
+        _note_error(p, step)
     if atomic.add(_at(p, C.DONE), 1) == n - 1:
         _finish(p, step)
 

@@ -13,6 +13,7 @@ from .kernel import inline, simd
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
+ANYHOW, TOKENS, COLUMNS = range(3)                      # how a step is cut: as its kernel likes, or alike with others
 CHUNK = 1024            # elements of a row that one thread takes at a time, where rows can be cut
 
 
@@ -57,6 +58,16 @@ def _disjoint(a: Tensor, b: Tensor) -> bool:
 def share(n, ith, nth):
     """First and one past the last of this thread's part of n things."""
     return n * ith // nth, n * (ith + 1) // nth
+
+
+@inline
+def window(p, t, how, ith, nth):
+    """This thread's part of tensor t, cut as `join` says: its first row and one past the last, the same of columns."""
+    if how == COLUMNS:
+        first, last = share((ne(p, t, 0) + 31) // 32, ith, nth)
+        return 0, n_rows(p, t), 32 * first, min(32 * last, ne(p, t, 0))
+    first, last = share(n_rows(p, t), ith, nth)
+    return first, last, 0, ne(p, t, 0)
 
 
 @inline

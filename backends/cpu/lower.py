@@ -20,8 +20,9 @@ from typing import TypeVar
 from ggraph.tensor import Tensor
 
 from .kernel import Kernel
+from .layout import ANYHOW
 
-NO_BARRIER, ONE_THREAD = 1, 2                    # flags of a step, as `pool` reads them
+ONE_THREAD = 2                                   # flag of a step, as `pool` reads it
 Lowering = Callable[..., bool]                   # (emit, *nodes)
 L = TypeVar("L", bound=Lowering)
 LOWERINGS: dict[tuple[str, ...], Lowering] = {}
@@ -47,14 +48,25 @@ class Scratch:
 
 
 Field = Tensor | Scratch | int | float
+Cuts = dict[int, int]                            # how a step can be cut into shares, as `join` has it: into how many things
 
 
-@dataclass
+@dataclass(eq=False)
 class Step:
+    """`cuts`: None where the step must stand alone; else `how` follows the fields in the block, and all that is written
+    is `writes`, one of them."""
     kernel: Kernel
     fields: tuple[Field, ...]
     flags: int
     nodes: tuple[Tensor, ...] = ()
+    cuts: Cuts | None = None
+    writes: Field = 0
+    how: int = ANYHOW
+
+    @property
+    def block(self) -> tuple[Field, ...]:
+        """All of the parameter block."""
+        return self.fields if self.cuts is None else (*self.fields, self.how)
 
 
 class Emit:
@@ -64,6 +76,7 @@ class Emit:
         self.steps: list[Step] = []
         self.panels = panels                     # weight -> address of its packed panels, None if it is not packed
         self._scratch: dict[Hashable, tuple[Scratch, int, object]] = {}
+        self.turn = 0                               # which of two areas for one purpose was last written
         self.scratch_bytes = 0
         self.reads: dict[Tensor, list[Tensor]] = {}
         self.keep: frozenset[Tensor] = frozenset()
@@ -72,8 +85,15 @@ class Emit:
         """The nodes of the split that read of what the node's root holds; None if it is read after the split too."""
         return None if node.root in self.keep else self.reads.get(node.root, [])
 
-    def __call__(self, kernel: Kernel, *fields: Field, flags: int = 0) -> None:
-        self.steps.append(Step(kernel, fields, flags))
+    def __call__(self, kernel: Kernel, *fields: Field, flags: int = 0, cuts: Cuts | None = None, writes: Field | None = None
+                 ) -> None:
+        """Add a step. With `cuts` it may be joined with its neighbours; `writes` is the first field if not given."""
+        self.steps.append(Step(kernel, fields, flags, (), cuts, fields[0] if writes is None else writes))
+
+    def holds(self, purpose: Hashable, nbytes: int, content: object) -> Scratch | None:
+        """The memory for this purpose, if it is as large and an earlier step left `content` there."""
+        place, size, held = self._scratch.get(purpose, (None, 0, None))
+        return place if size >= nbytes and held is content else None
 
     def scratch(self, purpose: Hashable, nbytes: int, content: object = None) -> tuple[Scratch, bool]:
         """(memory for this purpose, whether it still holds `content` from an earlier step)."""
@@ -135,7 +155,7 @@ def _try(run: tuple[Tensor, ...], uses: dict[Tensor, int], emit: Emit) -> list[S
         return None
     steps = emit.steps[before:]
     for step in steps:
-        step.nodes = run
+        step.nodes = step.nodes or run
     return steps
 
 

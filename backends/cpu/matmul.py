@@ -20,6 +20,7 @@ from . import activation
 from .activation import BLOCK
 from .formats import FORMATS, GET, Format
 from .kernel import Kernel, inline, simd, template, tile
+from .layout import COLUMNS, share
 from .repack import PLAIN, ROWS, block_bytes, panel_bytes, supports
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -37,7 +38,7 @@ def quantized(dtype: DType) -> bool:
 
 def matmul_kernel(dtype: DType) -> Kernel:
     """Parameters: dst, 9 words, f32 [n_rows, n, ..] with one distance between tokens | address of the activation tiles
-    | address of the panels | k. n_tokens is the product of dst's outer axes."""
+    | address of the panels | k | how it is cut (`join`). n_tokens is the product of dst's outer axes."""
     return _matmul(dtype.name, activation.width())
 
 
@@ -48,7 +49,7 @@ def _matmul(name: str, width: int) -> Callable[..., None]:
     def matmul(p, ith, nth):
         n = simd.word(p, 2) * simd.word(p, 3) * simd.word(p, 4)
         run(simd.word(p, 10), simd.word(p, 9), n, simd.word(p, 11), simd.word(p, 0), simd.word(p, 6), simd.word(p, 1),
-            0, ith, nth)
+            0, 2 if simd.word(p, 12) == COLUMNS else 1, ith, nth)
     return matmul
 
 
@@ -67,17 +68,19 @@ def sizes(dtype: DType) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def product(dtype: DType, width: int, scattered: bool = False) -> Callable[..., None]:
-    """(panels, tiles, n columns, k, dst, stride, n_rows, order, ith, nth): a thread's share of the product of a matrix
-    and n columns. Column i of the result goes to dst + stride * i, if `scattered` to dst + stride * order[i] (i32)."""
+    """(panels, tiles, n columns, k, dst, stride, n_rows, order, unit, ith, nth): a thread's share of the product of a
+    matrix and n columns; panels are shared out `unit` at a time. Column i of the result goes to dst + stride * i, if
+    `scattered` to dst + stride * order[i] (i32)."""
     column_bytes, panel_size = sizes(dtype)
     panel = tiles(dtype, width, scattered)
 
     @inline
-    def run(weights, act, n, k, dst, stride, n_rows, order, ith, nth):
+    def run(weights, act, n, k, dst, stride, n_rows, order, unit, ith, nth):
         column, size, panels = column_bytes(k), panel_size(k), (n_rows + ROWS - 1) // ROWS
+        begin, end = share((panels + unit - 1) // unit, ith, nth)
         batch = max(L2 // column // width, 1) * width
         for first in range(0, n, batch):
-            for i in range(panels * ith // nth, panels * (ith + 1) // nth):
+            for i in range(begin * unit, min(end * unit, panels)):
                 panel(weights + i * size, act, column, first, min(n, first + batch), k,
                       dst + 4 * ROWS * i, stride, n_rows - ROWS * i, order)
             if simd.aborted():

@@ -118,5 +118,5 @@ def _matmul_id(name: str, width: int) -> Callable[..., None]:
         for e in range(n_expert):
             start, end = simd.get_i32(starts + 4 * e), simd.get_i32(starts + 4 * e + 4)
             run(weights + e * size, act + start * column, end - start, k, dst, stride, n_rows,
-                starts + 4 * (n_expert + 1 + start), ith, nth)
+                starts + 4 * (n_expert + 1 + start), 1, ith, nth)
     return matmul_id

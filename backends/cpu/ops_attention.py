@@ -6,16 +6,17 @@ Comes in: flash_attn_ext and mul_mat nodes. Goes out: steps. What the kernels do
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ggraph.dtypes import BF16, F16, F32
 from ggraph.tensor import Tensor
 
 from ..ref.rows import alibi_slopes
+from . import activation
 from .attention_block import CHUNK, PANEL, PIECE, ROWS, state_bytes, work_bytes
 from .kernel import template
 from .layout import f32_rows, in_rows
-from .lower import Emit, Field, lowers
+from .lower import Emit, Field, Scratch, lowers
 from .unpack import unpacks
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -31,9 +32,9 @@ def _attend(type_k, wide_k, type_v, whole_v):
 
 
 @template
-def _merge():
+def _merge(width):
     from .attention_flash import merge
-    return merge
+    return merge(width)
 
 
 def _readable(x: Tensor) -> bool:
@@ -46,7 +47,8 @@ def _listed(x: Tensor) -> bool:
 
 
 @lowers("flash_attn_ext")
-def flash_attn_ext(emit: Emit, node: Tensor) -> bool:
+def flash_attn_ext(emit: Emit, node: Tensor, tiles: Callable[[], Scratch] | None = None) -> bool:
+    """`tiles`: gives the place where the result is wanted as activation tiles too, for quantized weights."""
     q, k, v, mask, sinks, cells, spans = node.src
     assert q is not None and k is not None and v is not None
     if not (f32_rows(q) and _readable(k) and _readable(v) and k.ne[2] == v.ne[2] and (sinks is None or f32_rows(sinks))):
@@ -59,13 +61,13 @@ def flash_attn_ext(emit: Emit, node: Tensor) -> bool:
         return False
     if not lists:
         cells = spans = None
-    fields = _block(emit, node, (node, q, k, v, k.root, v.root, cells, spans, mask, sinks))
+    fields = _block(emit, node, (node, q, k, v, k.root, v.root, cells, spans, mask, sinks), tiles() if tiles else 0)
     emit(_attend(k.type.name, int(k.ne[0]) >= 32, v.type.name, int(v.ne[0]) % 16 == 0), *fields)
-    emit(_merge(), *fields)
+    emit(_merge(activation.width() if tiles else 0), *fields)
     return True
 
 
-def _block(emit: Emit, node: Tensor, tensors: Sequence[Tensor | None]) -> list[Field]:
+def _block(emit: Emit, node: Tensor, tensors: Sequence[Tensor | None], tiles: Scratch | int) -> list[Field]:
     """The block of `attention_block`, for the largest sizes: the batch at hand may be smaller."""
     _, q, k, v, *_ = (t.ne for t in tensors if t is not None)
     dk, n_head, group, dv = int(q[0]), int(q[2]), int(q[2]) // int(k[2]), int(v[0])
@@ -81,7 +83,7 @@ def _block(emit: Emit, node: Tensor, tensors: Sequence[Tensor | None]) -> list[F
     for t in tensors:
         fields += _NOTHING if t is None else (t,)
     return [*fields, threads, memory, work, states, parts // state_bytes(dv), tile, scale / (cap or 1), cap,
-            int(max_bias > 0), *slopes]
+            tiles, int(max_bias > 0), *slopes]
 
 
 @template

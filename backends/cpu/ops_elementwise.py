@@ -10,9 +10,10 @@ from itertools import pairwise
 from ggraph import dtypes, ops
 from ggraph.tensor import Tensor
 
+from .join import by_columns, by_tokens
 from .kernel import inline, simd, template, vmath
-from .layout import CHUNK, address, apart, contiguous, f32_rows, n_rows, nb, ne, row, share, unravel
-from .lower import Emit, lowers
+from .layout import ANYHOW, CHUNK, address, apart, contiguous, f32_rows, n_rows, nb, ne, row, share, unravel, window
+from .lower import Cuts, Emit, lowers
 from .ops_move import BAD_ROW, over_rows
 from .trig import sincos
 
@@ -138,12 +139,18 @@ def _function(name):
 
 @template
 def _map(name):
-    """dst, x, a, b: dst = f(x, a, b)"""
+    """dst, x, a, b, how it is cut (`join`): dst = f(x, a, b)"""
     f = _function(name)
 
     def k(p, ith, nth):
         n, rows = ne(p, 0, 0), n_rows(p, 0)
         a, b = simd.f32(p, 18), simd.f32(p, 19)
+        if simd.word(p, 20) != ANYHOW:
+            first, last, start, end = window(p, 0, simd.word(p, 20), ith, nth)
+            for r in range(first, last):
+                i1, i2, i3 = unravel(p, 0, r)
+                _map_chunk(row(p, 1, i1, i2, i3) + 4 * start, address(p, 0) + 4 * (r * n + start), end - start, a, b)
+            return
         if contiguous(p, 1, 4 * n):
             n, rows = n * rows, 1
         chunks = (n + CHUNK - 1) // CHUNK
@@ -167,7 +174,11 @@ def _map(name):
 
 
 def _emit_map(emit: Emit, name: str, node: Tensor, x: Tensor, a: float = 0.0, b: float = 0.0) -> bool:
-    return over_rows(emit, _map(name), node, (x,), a, b)
+    return over_rows(emit, _map(name), node, (x,), a, b, cuts=_cuts(node))
+
+
+def _cuts(node: Tensor) -> Cuts:
+    return by_tokens(node.ne[1] * node.ne[2] * node.ne[3]) | by_columns(node.ne[0])
 
 
 def _enter_unary(name: str) -> None:
@@ -276,12 +287,20 @@ def _function2(name):
 
 @template
 def _map2(name, spread):
-    """dst, x, y, a, b: dst = f(x, y, a, b), y broadcast; `spread`: its rows are single elements."""
+    """dst, x, y, a, b, how it is cut (`join`), which is not as it likes only where y is as large as x: dst = f(x, y, a, b),
+    y broadcast; `spread`: its rows are single elements."""
     f = _function2(name)
 
     def k(p, ith, nth):
         n, rows, n_y = ne(p, 0, 0), n_rows(p, 0), ne(p, 2, 0)
         a, b = simd.f32(p, 27), simd.f32(p, 28)
+        if not spread and simd.word(p, 29) != ANYHOW:
+            first, last, start, end = window(p, 0, simd.word(p, 29), ith, nth)
+            for r in range(first, last):
+                i1, i2, i3 = unravel(p, 0, r)
+                chunk(address(p, 0) + 4 * (r * n + start), row(p, 1, i1, i2, i3) + 4 * start,
+                      row(p, 2, i1, i2, i3) + 4 * start, end - start, a, b)
+            return
         same = not spread and n == n_y and rows == n_rows(p, 2)
         if same and contiguous(p, 1, 4 * n) and contiguous(p, 2, 4 * n):
             n, n_y, rows = n * rows, n * rows, 1
@@ -323,7 +342,8 @@ def _map2(name, spread):
 
 def _emit_map2(emit: Emit, node: Tensor, a: float = 0.0, b: float = 0.0) -> bool:
     spread = node.src[1].ne[0] == 1 != node.ne[0]
-    return over_rows(emit, _map2(node.op, int(spread)), node, node.src, a, b)
+    cuts = _cuts(node) if all(x.ne[0] == node.ne[0] for x in node.src) and not spread else None
+    return over_rows(emit, _map2(node.op, int(spread)), node, node.src, a, b, *([] if cuts else [0]), cuts=cuts)
 
 
 def _enter_binary(name: str) -> None:

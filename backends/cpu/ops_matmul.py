@@ -7,8 +7,9 @@ from __future__ import annotations
 from ggraph.tensor import F32, Tensor
 
 from . import activation, matmul, matmul_id
+from .join import by_columns, by_tokens
 from .lower import ONE_THREAD, Emit, Scratch, lowers
-from .ops_attention import strided_mul_mat
+from .ops_attention import flash_attn_ext, strided_mul_mat
 
 
 @lowers("mul_mat")
@@ -20,18 +21,44 @@ def mul_mat(emit: Emit, node: Tensor) -> bool:
     if panels is None:
         return strided_mul_mat(emit, node)
     tiles = activation_tiles(emit, a, b)
-    emit(matmul.matmul_kernel(a.type), node, tiles, panels, a.ne[0])
+    emit(matmul.matmul_kernel(a.type), node, tiles, panels, a.ne[0], cuts=by_columns(a.ne[1]))
     return True
 
 
 def activation_tiles(emit: Emit, weight: Tensor, x: Tensor) -> Scratch:
     """x as tiles for products with `weight`, made unless the last such step left them there."""
     quantized = matmul.quantized(weight.type)
-    n_tokens = x.ne[1] * x.ne[2] * x.ne[3]
-    tiles, ready = emit.scratch(("tiles", quantized), int(activation.nbytes(quantized, x.ne[0], n_tokens)), x)
+    tiles, ready = _area(emit, quantized, x)
     if not ready:
-        emit(activation.activation_kernel(quantized), x, tiles)
+        cuts = by_tokens(x.ne[1] * x.ne[2] * x.ne[3]) | by_columns(x.ne[0])
+        emit(activation.activation_kernel(quantized), x, tiles, cuts=cuts, writes=tiles)
     return tiles
+
+
+def _area(emit: Emit, quantized: bool, x: Tensor) -> tuple[Scratch, bool]:
+    """(memory for the tiles of x, whether they are there). Of two areas in turn, so that one may be written while the
+    other is still read."""
+    nbytes = int(activation.nbytes(quantized, x.ne[0], x.ne[1] * x.ne[2] * x.ne[3]))
+    for turn in (0, 1):
+        if (tiles := emit.holds(("tiles", quantized, turn), nbytes, x)) is not None:
+            return tiles, True
+    emit.turn ^= 1
+    return emit.scratch(("tiles", quantized, emit.turn), nbytes, x)
+
+
+@lowers("flash_attn_ext", "mul_mat")
+def attend_and_multiply(emit: Emit, node: Tensor, product: Tensor) -> bool:
+    """Who writes the result of the attention makes its tiles too."""
+    a, x = product.src
+    if not (matmul.quantized(a.type) and x.contiguous and x.root is node and node.ne[0] % 32 == 0
+            and x.ne[0] == node.ne[0] * node.ne[1] and a.op == "none" and emit.panels(a) is not None):
+        return False
+    before = len(emit.steps)
+    if not flash_attn_ext(emit, node, lambda: _area(emit, True, x)[0]):
+        return False
+    for step in emit.steps[before:]:
+        step.nodes = (node,)
+    return mul_mat(emit, product)
 
 
 @lowers("mul_mat_id")
@@ -51,7 +78,7 @@ def mul_mat_id(emit: Emit, node: Tensor) -> bool:
     if not ready:
         rows, ready = emit.scratch(("rows", quantized), int(activation.nbytes(quantized, k, b.ne[1] * b.ne[2])), b)
         if not ready:
-            emit(activation.activation_kernel(quantized, rows=True), b, rows)
+            emit(activation.activation_kernel(quantized, rows=True), b, rows, 0)
         emit(matmul_id.gather_kernel(a.type), rows, b.ne[1], grouping, n_expert, n_used, tiles, k)
     emit(matmul_id.matmul_id_kernel(a.type), node, tiles, panels, k, grouping, n_expert)
     return True

@@ -12,6 +12,7 @@ from ggraph.dtypes import F32, I32, DType
 from ggraph.tensor import Tensor, strides
 
 from . import pack, unpack
+from .join import by_tokens
 from .kernel import Kernel, inline, simd, template
 from .layout import (
     CHUNK,
@@ -28,7 +29,7 @@ from .layout import (
     share,
     unravel,
 )
-from .lower import NO_BARRIER, Emit, Field, lowers
+from .lower import Cuts, Emit, Field, lowers
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
@@ -135,19 +136,19 @@ def _scatter_elements(src, dst):
     return k
 
 
-def move(emit: Emit, x: Tensor, dst: Sequence[Field], type: DType, rows: bool = True, flags: int = 0) -> bool:
+def move(emit: Emit, x: Tensor, dst: Sequence[Field], type: DType, rows: bool = True) -> bool:
     """Steps that write x into the nine words `dst`, which have its shape; `rows`: dst's elements lie side by side."""
     if _moves(x.type, type) and in_rows(x) and rows:
-        emit(_copy(x.type.name, type.name), *dst, x, flags=flags)
+        emit(_copy(x.type.name, type.name), *dst, x)
         return True
     element = _element_kinds(x.type, type)
     if element is not None:
-        emit(_scatter_elements(*element), *dst, x, flags=flags)
+        emit(_scatter_elements(*element), *dst, x)
         return True
     if type is not F32 and _moves(F32, type) and rows and not f32_rows(x):
         between = as_rows(emit, x, "between")
         if between is not None:
-            emit(_copy("F32", type.name), *dst, *between, flags=flags)
+            emit(_copy("F32", type.name), *dst, *between)
             return True
     return False
 
@@ -169,7 +170,8 @@ def as_rows(emit: Emit, x: Tensor, purpose: str) -> tuple[Field, ...] | None:
     return copy if move(emit, x, copy, F32) else None
 
 
-def over_rows(emit: Emit, kernel: Kernel, dst: Tensor, sources: Sequence[Tensor], *rest: Field) -> bool:
+def over_rows(emit: Emit, kernel: Kernel, dst: Tensor, sources: Sequence[Tensor], *rest: Field, cuts: Cuts | None = None
+              ) -> bool:
     """A step of dst, all sources as F32 rows, and the rest; False where a source cannot be read as such."""
     fields: list[Field] = []
     for i, x in enumerate(sources):
@@ -177,7 +179,7 @@ def over_rows(emit: Emit, kernel: Kernel, dst: Tensor, sources: Sequence[Tensor]
         if rows is None:
             return False
         fields += rows
-    emit(kernel, dst, *fields, *rest)
+    emit(kernel, dst, *fields, *rest, cuts=cuts)
     return True
 
 
@@ -256,7 +258,7 @@ def set_rows(emit: Emit, node: Tensor) -> bool:
     _, x, rows = node.src
     if rows.type is not I32 or not _moves(F32, node.type) or not in_rows(node):
         return False
-    return over_rows(emit, _set_rows("F32", node.type.name), node, (x,), rows)
+    return over_rows(emit, _set_rows("F32", node.type.name), node, (x,), rows, cuts=by_tokens(x.ne[1] * x.ne[2] * x.ne[3]))
 
 
 # Other shapes.
@@ -273,7 +275,7 @@ def concat(emit: Emit, node: Tensor) -> bool:
     if node.type.block > 1:
         return False
     start = [a.ne[i] if i == node.params["axis"] else 0 for i in range(4)]
-    return (move(emit, a, (_window(node, a.ne),), node.type, flags=NO_BARRIER)
+    return (move(emit, a, (_window(node, a.ne),), node.type)
             and move(emit, b, (_window(node, b.ne, start),), node.type))
 
 

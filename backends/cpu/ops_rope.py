@@ -16,9 +16,10 @@ from ggraph.ops import MROPE, NORMAL, VISION
 from ggraph.tensor import Tensor
 
 from ..ref.rope import _sections, yarn_range
+from .join import by_tokens
 from .kernel import inline, simd, template
-from .layout import address, apart, f32_rows, in_rows, n_rows, ne, row, share, unravel
-from .lower import Emit, Scratch, lowers
+from .layout import TOKENS, address, apart, f32_rows, in_rows, n_rows, ne, row, share, unravel
+from .lower import Cuts, Emit, Scratch, lowers
 from .ops_move import as_rows
 from .ops_rows import follows, normaliser
 from .trig import sincos
@@ -110,15 +111,23 @@ def _turn_halves():
     return f
 
 
+@inline
+def _share(p, how, ith, nth):
+    """First and one past the last head."""
+    heads = ne(p, 0, 1) if how == TOKENS else 1
+    first, last = share(n_rows(p, 0) // heads, ith, nth)
+    return first * heads, last * heads
+
+
 @template
 def _rotate(adjacent):
-    """dst, x, then words: table, how many elements to turn, and from where on"""
+    """dst, x, then words: table, how many elements to turn, and from where on, how it is cut (`join`)"""
     turn = _turn_adjacent() if adjacent else _turn_halves()
 
     def k(p, ith, nth):
         table, n, start = simd.word(p, 18), simd.word(p, 19), simd.word(p, 20)
         width = 4 * n if adjacent else 2 * n
-        first, last = share(n_rows(p, 0), ith, nth)
+        first, last = _share(p, simd.word(p, 21), ith, nth)
         for r in range(first, last):
             i1, i2, i3 = unravel(p, 0, r)
             x, y, c = row(p, 1, i1, i2, i3), row(p, 0, i1, i2, i3), table + 2 * width * i2
@@ -132,13 +141,13 @@ def _rotate(adjacent):
 
 @template
 def _norm_rotate(kind, adjacent):
-    """dst, x, weight, then words as for `_rotate`, eps: the norm of x times the weight, rotated"""
+    """dst, x, weight, then words as for `_rotate` with eps before the last: the norm of x times the weight, rotated"""
     turn, normalise = _turn_adjacent() if adjacent else _turn_halves(), normaliser(kind, 1, 0)
 
     def k(p, ith, nth):
         table, n, start = simd.word(p, 27), simd.word(p, 28), simd.word(p, 29)
         width = 4 * n if adjacent else 2 * n
-        first, last = share(n_rows(p, 0), ith, nth)
+        first, last = _share(p, simd.word(p, 31), ith, nth)
         for r in range(first, last):
             i1, i2, i3 = unravel(p, 0, r)
             x, y, c = row(p, 1, i1, i2, i3), row(p, 0, i1, i2, i3), table + 2 * width * i2
@@ -152,7 +161,7 @@ def rope(emit: Emit, node: Tensor) -> bool:
     source = as_rows(emit, node.src[0], "x") if _fits(node) else None
     if source is None:
         return False
-    emit(_rotate(int(node.params["mode"] == NORMAL)), node, *source, *_turning(emit, node))
+    emit(_rotate(int(node.params["mode"] == NORMAL)), node, *source, *_turning(emit, node), cuts=_cuts(node))
     return True
 
 
@@ -164,12 +173,16 @@ def _enter_normed(kind: str) -> None:
                 and w.ne[0] == x.ne[0] and apart(node, x, w)):
             return False
         kernel = _norm_rotate(kind, int(node.params["mode"] == NORMAL))
-        emit(kernel, node, x, w, *_turning(emit, node), float(norm.params["eps"]))
+        emit(kernel, node, x, w, *_turning(emit, node), float(norm.params["eps"]), cuts=_cuts(node))
         return True
 
 
 _enter_normed("norm")
 _enter_normed("rms_norm")
+
+
+def _cuts(node: Tensor) -> Cuts:
+    return by_tokens(node.ne[2] * node.ne[3])
 
 
 def _fits(node: Tensor) -> bool:

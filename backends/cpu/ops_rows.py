@@ -8,6 +8,7 @@ import numpy as np
 
 from ggraph.tensor import Tensor
 
+from .join import by_tokens
 from .kernel import inline, simd, template
 from .layout import address, apart, n_rows, ne, row, share, unravel
 from .lower import Emit, lowers
@@ -111,7 +112,8 @@ def _lower_norm(emit: Emit, norm: Tensor, dst: Tensor, *after: Tensor) -> bool:
     if any(t.ne[0] != dst.ne[0] for t in after):
         return False
     kernel = _norm(norm.op, int(len(after) > 0), int(len(after) > 1))
-    return apart(dst, x, *after) and over_rows(emit, kernel, dst, (x, *after), float(norm.params["eps"]))
+    return apart(dst, x, *after) and over_rows(emit, kernel, dst, (x, *after), float(norm.params["eps"]),
+                                               cuts=by_tokens(dst.ne[1] * dst.ne[2] * dst.ne[3]))
 
 
 def _enter_norm(name: str) -> None:

@@ -22,9 +22,9 @@ from ggraph.errors import Aborted, BackendError
 
 from . import control as C
 from . import executor
-from .executor import NO_BARRIER, SINGLE
+from .executor import SINGLE, TOGETHER
 
-__all__ = ["NO_BARRIER", "SINGLE", "KernelError", "abort", "run", "ticks_per_second"]
+__all__ = ["SINGLE", "TOGETHER", "KernelError", "abort", "run", "ticks_per_second"]
 
 SLICE = 0.02                    # seconds of native work between two looks at signals
 SPIN = 50e-6                    # seconds that a thread spins before it offers its core to others
@@ -40,12 +40,26 @@ class KernelError(BackendError):
         self.code, self.step = code, step
 
 
+class _Lock:
+    """A lock that its own thread can always take again: an interrupt just before it is let go cannot lock it for good.
+    Leaving it frees it entirely."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.lock._release_save()  # type: ignore[attr-defined]
+
+
 class _Pool:
     """Threads and the control block: one per process, since kernels report to one block."""
 
     def __init__(self) -> None:
-        self.turn = threading.Lock()                    # held during a run
-        self.owner_lock = threading.Lock()              # so that an abort cannot hit the next owner
+        self.turn = _Lock()                    # held during a run
+        self.owner_lock = _Lock()              # so that an abort cannot hit the next owner
         self.owner: object = None
         self.threads: list[threading.Thread] = []
         self.pipes: list[int] = []
@@ -102,11 +116,13 @@ class _Pool:
 
 
 _pool: _Pool | None = None
-_making = threading.Lock()
+_making = _Lock()
 
 
 def _get() -> _Pool:
     global _pool
+    if _pool is not None:
+        return _pool
     with _making:
         if _pool is None:
             _pool = _Pool()
@@ -165,7 +181,7 @@ def _after_fork() -> None:
     global _pool, _making
     if _pool is not None:
         atexit.unregister(_pool.close)
-    _pool, _making = None, threading.Lock()
+    _pool, _making = None, _Lock()
     C.reset()
 
 

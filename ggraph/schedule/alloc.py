@@ -15,7 +15,7 @@ from ..tensor import Tensor
 from .split import Split
 
 ALIGN = 64
-IN_PLACE = frozenset({"add", "sub", "mul", "div", "scale", "clamp", "soft_max", *UNARY, *GLU})
+IN_PLACE = frozenset({"add", "sub", "mul", "div", "scale", "clamp", "soft_max", "rope", *UNARY, *GLU})
 
 
 @dataclass

@@ -12,6 +12,7 @@ from ..backend import Backend
 from ..graph import Graph
 from ..tensor import Tensor, leaf
 from .assign import Assignment
+from .order import together
 
 
 @dataclass
@@ -25,7 +26,7 @@ class Split:
 
 def split(graph: Graph, chosen: Assignment, watched: Collection[Tensor] = ()) -> list[Split]:
     splits: list[Split] = []
-    for node in graph.computed():
+    for node in together(graph.computed()):
         if not splits or splits[-1].backend is not chosen[node] or splits[-1].watched is not None:
             splits.append(Split(chosen[node]))
         splits[-1].nodes.append(node)

@@ -12,7 +12,7 @@ import pytest
 
 from ggraph.backends.cpu import pool
 from ggraph.backends.cpu.kernel import inline, kernel, simd
-from ggraph.backends.cpu.pool import NO_BARRIER, SINGLE, KernelError
+from ggraph.backends.cpu.pool import SINGLE, TOGETHER, KernelError
 from ggraph.errors import Aborted, BackendError
 from tests.backends.cpu.native import block, run
 
@@ -90,8 +90,29 @@ def test_no_thread_starts_a_step_before_all_have_done_the_last(n_threads: int) -
 
 
 def test_flags() -> None:
-    run([(who, block(CELLS), SINGLE), (who, block(CELLS), NO_BARRIER), (who, block(CELLS), NO_BARRIER)], 3)
+    run([(who, block(CELLS), SINGLE), (who, block(CELLS), TOGETHER), (who, block(CELLS))], 3)
     assert CELLS[:4].tolist() == [101 + 2 * 301, 2 * 301, 2 * 301, 0]
+
+
+@kernel
+def follow(p, ith, nth):
+    """[cells][count]: fail where the share's own cell does not hold count; then add one."""
+    at = simd.word(p, 0) + 8 * ith
+    if simd.get_i64(at) != simd.word(p, 1):
+        simd.fail(1)
+    simd.put_i64(at, simd.word(p, 1) + 1)
+
+
+@pytest.mark.parametrize("n_threads", [1, 2, 5])
+def test_steps_that_belong_together_run_share_by_share(n_threads: int) -> None:
+    run([(follow, block(CELLS, i), TOGETHER if i % 3 < 2 else 0) for i in range(300)], n_threads)
+    assert CELLS[:n_threads].tolist() == [300] * n_threads
+
+
+def test_an_error_names_the_step_within_those_that_belong_together() -> None:
+    with pytest.raises(KernelError) as e:
+        run([(who, block(CELLS)), (follow, block(CELLS, 101), TOGETHER), (fail, block(), TOGETHER), (who, block(CELLS))], 1)
+    assert (e.value.code, e.value.step) == (7, 2)
 
 
 def test_an_error_carries_code_and_step() -> None:
