@@ -46,7 +46,8 @@ class Peer:
             cp.embeddings, cp.pooling_type = True, POOLING.index(pooling)
         self.ctx = lib.llama_init_from_model(self.model, cp)
         assert self.ctx, f"llama.cpp cannot open a context over {path}"
-        self.n_embd, self.n_vocab = lib.llama_model_n_embd(self.model), lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self.model))
+        self.n_embd = lib.llama_model_n_embd(self.model)
+        self.n_vocab = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self.model))
 
     def run(self, rows: Rows, encode: bool = False) -> None:
         """Process a batch all of whose rows are outputs."""

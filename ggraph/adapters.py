@@ -23,7 +23,8 @@ TOKEN_EMBD = "token_embd.weight"        # of its pair A has a row per token, so 
 
 
 class Pair(NamedTuple):
-    """What a LoRA adds to a weight: scale * B A, of rank r. A [n_in, r], B [r, n_out]; of token_embd A [r, n_vocab], B [r, n_embd]."""
+    """What a LoRA adds to a weight: scale * B A, of rank r. A [n_in, r], B [r, n_out]; of token_embd A [r, n_vocab],
+    B [r, n_embd]."""
     a: Tensor
     b: Tensor
     scale: float                        # alpha / r

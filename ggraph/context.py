@@ -354,6 +354,11 @@ class Context:
                 self.mix.scales = before[1]
                 raise
 
+    @property
+    def adapters(self) -> list[tuple[Adapter, float]]:
+        """Those that are on, each with its scale."""
+        return list(self.mix.scales.items())
+
     def _take_adapters(self, adapters: Sequence[tuple[Adapter, float]], progress: Progress | None = None) -> None:
         scales = Mix.checked(adapters, self.model.weights)
         if leaves := [t for adapter in scales for t in adapter.leaves]:

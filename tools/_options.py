@@ -116,6 +116,25 @@ def _overrides(ctx: click.Context, param: click.Parameter, values: Sequence[str]
     return found
 
 
+def _scaled(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> list[tuple[str, float]]:
+    """a.gguf:0.5,b.gguf:2 -> [(a.gguf, 0.5), (b.gguf, 2.0)]"""
+    found = []
+    for item in (item for value in values for item in value.split(",")):
+        path, _, scale = item.rpartition(":")
+        try:
+            found.append((path, float(scale)))
+        except ValueError:
+            path = ""
+        if not path:
+            raise click.BadParameter(f"{item!r} is not FILE:SCALE")
+    return found
+
+
+def _unscaled(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> list[tuple[str, float]]:
+    """a.gguf,b.gguf -> [(a.gguf, 1.0), (b.gguf, 1.0)]"""
+    return [(item, 1.0) for value in values for item in value.split(",")]
+
+
 def _biases(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[int, float]:
     """15043+1 -> {15043: 1.0}"""
     found: dict[int, float] = {}
@@ -158,6 +177,15 @@ MODEL = (
            help="Replace metadata of the file; types int, float, bool, str. Several: repeat, or join by commas."),
     _model("--repack", type=click.Choice(["auto", "on", "off"]), default="auto", show_default=True,
            help="Rearrange weights for speed: once more their size in memory, unless too little is free."),
+    _model("--lora", multiple=True, callback=_unscaled, metavar="FILE",
+           help="A LoRA (GGUF). Several: repeat, or join by commas."),
+    _model("--lora-scaled", multiple=True, callback=_scaled, metavar="FILE:SCALE", help="A LoRA at this scale. Several: as above."),
+    _model("--control-vector", multiple=True, callback=_unscaled, metavar="FILE",
+           help="A control vector (GGUF). Several: as above."),
+    _model("--control-vector-scaled", multiple=True, callback=_scaled, metavar="FILE:SCALE",
+           help="A control vector at this scale. Several: as above."),
+    _model("--control-vector-layer-range", nargs=2, type=click.IntRange(min=1), metavar="FIRST LAST",
+           help="Layers that control vectors are for.  [default: all that they have]"),
 )
 
 CONTEXT = (
@@ -258,10 +286,16 @@ SAMPLING = (
 
 
 def context_arguments(p: Params) -> Params:
-    """Arguments of `ggraph.Context` from CONTEXT and ROPE."""
+    """Arguments of `ggraph.Context` from CONTEXT and ROPE, and the adapters of MODEL."""
     rope = {name.replace("-", "_").removeprefix("rope_"): p[name.replace("-", "_")] for name in _ROPE}
     return {**{name: p[name] for name in _CONTEXT}, "rope": {k: v for k, v in rope.items() if v is not None} or None,
-            "n_threads": _count(p["n_threads"]), "n_threads_batch": _count(p["n_threads_batch"])}
+            "adapters": _adapters(p), "n_threads": _count(p["n_threads"]), "n_threads_batch": _count(p["n_threads_batch"])}
+
+
+def _adapters(p: Params) -> list[tuple[ggraph.Adapter, float]]:
+    loras = [(ggraph.Adapter(path), scale) for path, scale in p["lora"] + p["lora_scaled"]]
+    return loras + [(ggraph.Adapter(path, layer_range=p["control_vector_layer_range"]), scale)
+                    for path, scale in p["control_vector"] + p["control_vector_scaled"]]
 
 
 def _count(n: int) -> int | None:

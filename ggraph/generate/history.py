@@ -25,6 +25,7 @@ class History:
         self.ctx, self.seq = ctx, seq
         self.tokens: list[int] = []
         self.turn = 0
+        self._adapters = ctx.adapters           # with which the tokens were evaluated
 
     @property
     def n_ctx(self) -> int:
@@ -34,16 +35,20 @@ class History:
     def reuse(self, tokens: Sequence[int]) -> int:
         """Begin a text: keep its longest start that is here and take out the rest; how many tokens were kept.
 
-        At least its last token is left to be evaluated, for its logits.
+        At least its last token is left to be evaluated, for its logits. What other adapters made is not kept.
         """
         self.turn += 1
         self.settle()
+        if self._adapters != self.ctx.adapters:
+            self._adapters = self.ctx.adapters
+            self._cut(0)
         same = next((i for i, (a, b) in enumerate(zip(self.tokens, tokens[:-1])) if a != b), None)
         return self._cut(min(len(self.tokens), len(tokens) - 1) if same is None else same)
 
     def clear(self) -> None:
         """Begin a text with nothing kept."""
         self.turn += 1
+        self._adapters = self.ctx.adapters
         self._cut(0)
 
     def settle(self) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
@@ -21,7 +22,7 @@ import ggraph
 from ggraph import env
 from ggraph.tools._options import unescape
 from ggraph.tools.run import main
-from tests import spec, tiny
+from tests import adapters, spec, tiny
 
 GREEDY = ("-c", "256", "--temp", "0")
 COMMAND = [sys.executable, "-W", "error", "-m", "ggraph.tools.run"]
@@ -148,6 +149,26 @@ def test_override_kv(file: str) -> None:
     assert bare["prompt_tokens"] == plain["prompt_tokens"] - 1
 
 
+def test_adapters(file: str, tmp_path: Path) -> None:
+    base, rng = "blk.0.ffn_down.weight", np.random.RandomState(3)
+    a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((2, tiny.N_FF), (tiny.N_EMBD, 2)))
+    lora = adapters.write_lora(tmp_path / "lora.gguf", "llama", {base: (a, b)}, 2.0)
+    vector = adapters.write_vector(tmp_path / "vector.gguf", {1: rng.standard_normal(tiny.N_EMBD).astype(np.float32)})
+    using = [(ggraph.Adapter(lora), 0.5), (ggraph.Adapter(vector, layer_range=(1, 1)), 4.0)]
+    with ggraph.LLM(file, n_ctx=256) as llm:
+        plain = llm.generate("the rain", max_tokens=8, temperature=0.0).read()
+        llm.ctx.set_adapters(using)
+        text = llm.generate("the rain", max_tokens=8, temperature=0.0).read()         # nothing of the first text is reused
+    assert text != plain
+    args = "-m", file, *GREEDY, "-n", "8", "the rain", "--no-display-prompt"
+    assert run(*args).stdout == f"{plain}\n"
+    assert run(*args, "--lora-scaled", f"{lora}:0.5", "--control-vector-scaled", f"{vector}:4",
+               "--control-vector-layer-range", "1", "1").stdout == f"{text}\n"
+    assert run(*args, "--lora", f"{lora},{lora}", "--control-vector", str(vector)).stdout
+    assert "is a LoRA; a layer range" in run(*args, "--control-vector", str(lora), "--control-vector-layer-range", "1", "1",
+                                             code=1).stderr
+
+
 def test_context_full_and_shift(file: str) -> None:
     out = run("-m", file, *GREEDY, "--ignore-eos", "--json", "a")
     assert json.loads(out.stdout)["stop_type"] == "context"
@@ -269,7 +290,8 @@ def test_a_template_that_refuses(file: str) -> None:
     ["--temp", "hot"], ["--temp", "nan"], ["--samplers", "top_k;best"], ["--sampler-seq", "kz"], ["--mirostat", "3"],
     ["-l", "5"], ["-l", "9999+1"], ["-l", "x+1"], ["--override-kv", "a=b"], ["--override-kv", "a=int:x"],
     ["--chat-template-kwargs", "{"], ["--chat-template-kwargs", "[1]"], ["-f", "nowhere.txt"], ["-p", "b"],
-    ["--rope-scale", "-1"], ["--samplers", "top_k", "--sampler-seq", "k"], ["two"]])
+    ["--rope-scale", "-1"], ["--samplers", "top_k", "--sampler-seq", "k"], ["two"],
+    ["--lora-scaled", "a.gguf"], ["--lora-scaled", "a.gguf:b"], ["--control-vector-layer-range", "0", "1"]])
 def test_bad_flags(file: str, args: list[str]) -> None:
     assert run("-m", file, "a", *args, code=2).stderr
 
