@@ -41,9 +41,13 @@ class Size(int):
     def __mul__(self, other: int) -> Any:
         if not isinstance(other, int):
             return NotImplemented
+        if type(other) is int and other:                    # nearly always: strides
+            return Size(int.__mul__(self, other), {m: c * other for m, c in self.terms.items()})
         return _make(int(self) * int(other), _product(self.terms, terms_of(other)))
 
     def __floordiv__(self, other: int) -> Any:
+        if other == 1:
+            return self
         return _make(int(self) // int(other), _quotient(self.terms, terms_of(other)))
 
     __radd__, __rmul__ = __add__, __mul__
@@ -127,15 +131,15 @@ class Sizes:
     """
 
     def __init__(self, numbers: Sequence[int]):
-        self.numbers = np.array([int(x) for x in numbers], np.int64)
-        self.constants = np.zeros(len(numbers), np.int64)
+        self.numbers = np.array(numbers, np.int64)
+        self.constants = self.numbers.copy()
         columns: dict[Monomial, list[tuple[int, int]]] = {}
-        for i, x in enumerate(numbers):
-            for m, c in terms_of(x).items():
+        for i in [i for i, x in enumerate(numbers) if type(x) is Size]:
+            terms = terms_of(numbers[i])
+            self.constants[i] = terms.get((), 0)
+            for m, c in terms.items():
                 if m:
                     columns.setdefault(m, []).append((i, c))
-                else:
-                    self.constants[i] = c
         self.columns = [(m, np.array([i for i, _ in rows]), np.array([c for _, c in rows], np.int64))
                         for m, rows in columns.items()]
         self.products: list[int] = []                  # of the values last set
