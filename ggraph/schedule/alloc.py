@@ -100,6 +100,8 @@ def _in_place(life: Life, blocks: Sequence[tuple[int, int, int, Tensor]], ends: 
     root = src.root
     if src.nb != node.nb or root.op == "none" or root in no_reuse or ends.get(root) != life.start or root.nbytes != node.nbytes:
         return None
+    if any(s is not None and s.root is root for s in node.src[1:]):        # x times a row of x: that row is still to be read
+        return None
     return next((b for b in blocks if b[3] is root), None)
 
 
