@@ -157,7 +157,9 @@ def _compiled(service: Service, lark: str) -> ggraph.Grammar:
 def _mark(service: Service, text: str) -> str:
     """A mark in Lark: the control token that it is, or its text."""
     ids = service.vocab.encode(text, add_special=False) if text else []
-    return f"<[{ids[0]}]>" if len(ids) == 1 and service.vocab.is_control(ids[0]) else json.dumps(text, ensure_ascii=False) if text else ""
+    if len(ids) == 1 and service.vocab.is_control(ids[0]):
+        return f"<[{ids[0]}]>"
+    return json.dumps(text, ensure_ascii=False) if text else ""
 
 
 def _controls(service: Service, marks: list[str]) -> frozenset[int]:

@@ -51,6 +51,8 @@ SERVER = (
             help="Tokens of an answer, at most, where the request says nothing.  [default: no limit]"),
     _server("--context-shift/--no-context-shift", default=False,
             help="When a slot is full, drop half of it and go on.  [default: off]"),
+    _server("n_gpu_layers", "-ngl", "--gpu-layers", "--n-gpu-layers", default="auto", metavar="N",
+            help="Layers on the GPU: a number, all, or auto.  [default: auto]"),
     _server("-r", "--reverse-prompt", multiple=True, metavar="TEXT", help="Stop before this text. May be repeated."),
 )
 CHAT = (
@@ -67,17 +69,45 @@ OUTPUT = (
     _output("-q", "--quiet", is_flag=True, help="No sizes, bars and log on standard error."),
     _output("--log-requests", is_flag=True, help="A line for each request: method, path, status."),
 )
+# Parameter -> the end of its environment variable's name, LLAMA_ARG_...; what is typed wins.
+ENVIRONMENT = {
+    "model": "MODEL", "n_ctx": "CTX_SIZE", "n_parallel": "N_PARALLEL", "n_batch": "BATCH", "n_ubatch": "UBATCH",
+    "n_threads": "THREADS", "flash_attn": "FLASH_ATTN", "type_k": "CACHE_TYPE_K", "type_v": "CACHE_TYPE_V",
+    "kv_unified": "KV_UNIFIED", "swa_full": "SWA_FULL", "repack": "REPACK", "n_gpu_layers": "N_GPU_LAYERS", "host": "HOST",
+    "port": "PORT", "alias": "ALIAS", "api_key_file": "API_KEY_FILE", "timeout": "TIMEOUT", "cors_origins": "CORS_ORIGINS",
+    "sse_ping_interval": "SSE_PING_INTERVAL", "slots": "ENDPOINT_SLOTS", "metrics": "ENDPOINT_METRICS",
+    "props": "ENDPOINT_PROPS", "cache_prompt": "CACHE_PROMPT", "embedding": "EMBEDDINGS", "pooling": "POOLING",
+    "n_predict": "N_PREDICT", "context_shift": "CONTEXT_SHIFT", "chat_template": "CHAT_TEMPLATE",
+    "chat_template_file": "CHAT_TEMPLATE_FILE", "chat_template_kwargs": "CHAT_TEMPLATE_KWARGS", "jinja": "JINJA",
+    "reasoning_format": "THINK", "prefill_assistant": "PREFILL_ASSISTANT", "temp": "TEMPERATURE", "top_k": "TOP_K",
+    "top_p": "TOP_P", "min_p": "MIN_P", "repeat_penalty": "REPEAT_PENALTY", "presence_penalty": "PRESENCE_PENALTY",
+    "frequency_penalty": "FREQUENCY_PENALTY", "rope_scaling": "ROPE_SCALING_TYPE", "rope_scale": "ROPE_SCALE",
+    "rope_freq_base": "ROPE_FREQ_BASE", "rope_freq_scale": "ROPE_FREQ_SCALE", "yarn_orig_ctx": "YARN_ORIG_CTX",
+    "yarn_ext_factor": "YARN_EXT_FACTOR", "yarn_attn_factor": "YARN_ATTN_FACTOR", "yarn_beta_slow": "YARN_BETA_SLOW",
+    "yarn_beta_fast": "YARN_BETA_FAST"}
 
 
-@click.command(cls=Command, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110,
-                                              "auto_envvar_prefix": None})
+class _Command(Command):
+    """Options may come from the environment."""
+
+    def __init__(self, *args: Any, **kw: Any):
+        super().__init__(*args, **kw)
+        for param in self.params:
+            if param.name in ENVIRONMENT:
+                param.envvar = f"LLAMA_ARG_{ENVIRONMENT[param.name]}"
+            elif param.name == "api_key":
+                param.envvar = "LLAMA_API_KEY"
+
+
+@click.command(cls=_Command, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @options(SERVER, MODEL, CHAT, CONTEXT, SAMPLING, ROPE, OUTPUT)
 @click.version_option(ggraph.__version__)
 @click.pass_context
 def main(ctx: click.Context, /, **p: Any) -> None:
     """Serve a model over HTTP: llama-server's API, OpenAI's and Anthropic's.
 
-    Ctrl-C or SIGTERM lets running requests end for a few seconds; a second one leaves at once.
+    Ctrl-C or SIGTERM lets running requests end for a few seconds; a second one leaves at once. Most options may also come
+    from environment variables, under llama-server's names: LLAMA_ARG_MODEL, LLAMA_ARG_CTX_SIZE, LLAMA_API_KEY and so on.
     """
     env.set_quiet(p["quiet"])
     try:
@@ -141,7 +171,7 @@ class Server:
         p = self.p
         with Bars(p["quiet"]) as bars:
             path = hub.resolve(p["model"], lambda done, total: bars("fetch", done, total))
-            model = ggraph.Model(path, kv_overrides=p["kv_overrides"], repack=p["repack"])
+            model = ggraph.Model(path, n_gpu_layers=p["n_gpu_layers"], kv_overrides=p["kv_overrides"], repack=p["repack"])
             self._stop.append(model.close)
             arguments = context_arguments(p) | {"n_seq_max": p["n_parallel"]}
             if p["embedding"]:
