@@ -9,6 +9,7 @@ first token and of the gaps between tokens; with a peer, the same for it in turn
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import statistics
@@ -62,7 +63,7 @@ def one(url: str, load: Load, number: int, out: Figures) -> None:
     if n != load.n_predict or not times:
         raise SystemExit(f"{url} generated {n} tokens, {load.n_predict} were asked for")
     out.first.append(times[0] - start)
-    out.gaps += [b - a for a, b in zip(times, times[1:])]
+    out.gaps += [b - a for a, b in itertools.pairwise(times)]
 
 
 def measure(url: str, load: Load, clients: int) -> Figures:

@@ -35,7 +35,7 @@ from .ops import MROPE
 from .schedule.alloc import Arena
 from .schedule.plan import Plan, PlanCache
 from .shift import shift_graph
-from .state import load, save
+from .state import collect, load, put, save
 from .tensor import Tensor
 
 STOP = object()                     # returned by a hook: stop this step as if it had not been
@@ -399,6 +399,18 @@ class Context:
         with self._alone():
             self._settle()
             load(self.memory, self.backends[-1], Path(path), seq)
+
+    def state_get(self, seq: int | None = None) -> dict[str, np.ndarray]:
+        """What `state_save` writes, as arrays."""
+        with self._alone():
+            self._settle()
+            return collect(self.memory, self.backends[-1], seq)
+
+    def state_set(self, state: dict[str, np.ndarray], seq: int | None = None) -> None:
+        """As `state_load`, from arrays of `state_get`."""
+        with self._alone():
+            self._settle()
+            put(self.memory, self.backends[-1], state, seq, "the state")
 
 
 def resolve(model: Model, *, n_ctx: int, n_batch: int, n_ubatch: int, n_seq_max: int, kv_unified: bool, type_k: str, type_v: str,

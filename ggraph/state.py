@@ -1,4 +1,4 @@
-"""Save and load a memory: its bookkeeping arrays and the cache rows they name, in one .npz file.
+"""Save and load a memory: its bookkeeping arrays and the cache rows they name, in one .npz file or as arrays.
 
 In: a memory, the backend its tensors are on, and a path. Out: a file, or a memory whose sequences are as they were. A file
 that does not fit the model, the cache types or the free cells is refused and nothing changes.
@@ -20,6 +20,7 @@ from .errors import ContextFull, Error
 from .memory.layers import LayerMemory
 
 VERSION = 1
+Arrays = dict[str, np.ndarray]
 
 
 def _header(memory: LayerMemory, seq: int | None) -> dict[str, Any]:
@@ -28,10 +29,7 @@ def _header(memory: LayerMemory, seq: int | None) -> dict[str, Any]:
 
 
 def save(memory: LayerMemory, host: Backend, path: Path, seq: int | None) -> None:
-    arrays: dict[str, np.ndarray] = {"header": np.frombuffer(json.dumps(_header(memory, seq)).encode(), np.uint8)}
-    for i, (state, group) in enumerate(zip(memory.state(seq), memory.groups)):
-        arrays |= {f"{i}.{name}": a for name, a in state.items()}
-        arrays |= {f"{i}.{t.name}": group.read_rows(host, t, state["cell"]) for t in group.tensors()}
+    arrays = collect(memory, host, seq)
     fd, temp = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     try:
         with os.fdopen(fd, "wb") as f:
@@ -42,32 +40,49 @@ def save(memory: LayerMemory, host: Backend, path: Path, seq: int | None) -> Non
         raise
 
 
+def collect(memory: LayerMemory, host: Backend, seq: int | None) -> Arrays:
+    """All sequences' memory, or one's, as arrays of their own."""
+    arrays: Arrays = {"header": np.frombuffer(json.dumps(_header(memory, seq)).encode(), np.uint8)}
+    for i, (state, group) in enumerate(zip(memory.state(seq), memory.groups)):
+        arrays |= {f"{i}.{name}": a for name, a in state.items()}
+        arrays |= {f"{i}.{t.name}": group.read_rows(host, t, state["cell"]) for t in group.tensors()}
+    return arrays
+
+
 def load(memory: LayerMemory, host: Backend, path: Path, seq: int | None) -> None:
     try:
         with open(path, "rb") as f, np.load(f, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-        header = json.loads(arrays.pop("header").tobytes())
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as e:
         raise Error(f"{path} is no saved state: {e}") from e
+    put(memory, host, arrays, seq, str(path))
+
+
+def put(memory: LayerMemory, host: Backend, arrays: Arrays, seq: int | None, source: str) -> None:
+    """What `collect` gave, in place of what is here; `source` names it in errors. Error, and nothing changed, if it does not fit."""
+    try:
+        header = json.loads(arrays["header"].tobytes())
+    except (ValueError, KeyError) as e:
+        raise Error(f"{source} is no saved state: {e}") from e
     want = _header(memory, seq)
     for name in want:
         if header.get(name) != want[name]:
-            raise Error(f"{path} does not fit this Context: its {name} is {header.get(name)}, needed is {want[name]}")
+            raise Error(f"{source} does not fit this Context: its {name} is {header.get(name)}, needed is {want[name]}")
     states = [{n.split(".", 1)[1]: a for n, a in arrays.items() if n.startswith(f"{i}.") and "cache_" not in n}
               for i in range(len(memory.groups))]
-    _check_rows(memory, path, arrays, states)
+    _check_rows(memory, source, arrays, states)
     rows = memory.restore(states, seq)
     if rows is None:
-        raise ContextFull(f"{path} holds more tokens than this Context has free cells; nothing was loaded")
+        raise ContextFull(f"{source} holds more tokens than this Context has free cells; nothing was loaded")
     for i, (group, to) in enumerate(zip(memory.groups, rows)):
         kept = to >= 0
         for t in group.tensors():
             group.write_rows(host, t, to[kept], arrays[f"{i}.{t.name}"][kept])
 
 
-def _check_rows(memory: LayerMemory, path: Path, arrays: dict[str, np.ndarray], states: list[dict[str, np.ndarray]]) -> None:
+def _check_rows(memory: LayerMemory, source: str, arrays: Arrays, states: list[Arrays]) -> None:
     for i, (group, state) in enumerate(zip(memory.groups, states)):
         for t in group.tensors():
             data = arrays.get(f"{i}.{t.name}")
             if "cell" not in state or data is None or data.dtype != np.uint8 or data.shape != (len(state["cell"]), t.nb[1]):
-                raise Error(f"{path} is damaged: rows of {t.name} are missing or of the wrong size")
+                raise Error(f"{source} is damaged: rows of {t.name} are missing or of the wrong size")
