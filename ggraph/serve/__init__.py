@@ -1,4 +1,4 @@
-"""Many answers at once from one Context. Reading order: task, slot, engine; embedder, defaults.
+"""Many answers at once from one Context. Reading order: task, prefix, shelf, slot, engine; embedder, defaults.
 
 In: requests (token ids, samplers, limits) from any thread. Out: events, as they happen. Must not know: HTTP, JSON.
 """

@@ -20,7 +20,9 @@ from ..batch import Batch
 from ..context import Context
 from ..errors import Aborted, ContextFull, Error
 from ..vocab import Vocab
-from .slot import Slot, choose, common
+from .prefix import common
+from .shelf import Shelf
+from .slot import Slot, choose
 from .task import Failed, Request, Task
 
 T = TypeVar("T")
@@ -48,11 +50,12 @@ class Engine:
     """Serves the sequences of `ctx` as slots; `ctx` is used on the engine's thread alone, and stays the caller's to close.
 
     `context_shift`: a text that fills the context goes on without the older half of what comes after `n_keep` tokens;
-    else it ends, truncated.
+    else it ends, truncated. `cache_bytes` of host memory may hold what slots had to forget.
     """
 
-    def __init__(self, ctx: Context, vocab: Vocab, *, context_shift: bool = False):
+    def __init__(self, ctx: Context, vocab: Vocab, *, context_shift: bool = False, cache_bytes: int = 0):
         self.ctx, self.vocab, self.context_shift = ctx, vocab, context_shift
+        self.shelf = Shelf(ctx, cache_bytes)
         self.slots = [Slot(ctx, i) for i in range(ctx.n_seq_max)]
         self.stats = Stats()
         self._waiting: list[list[Task]] = []        # choices that start together, by number
@@ -212,7 +215,7 @@ class Engine:
         active = sorted(self._active(), key=lambda s: s.task.number if s.task else 0)
         for slot in active:         # before anything is queued: slots share what memory has
             if slot.task and slot.task.fresh and not slot.task.waits:
-                slot.begin(self.slots)
+                slot.begin(self.slots, self.shelf)
         ready = [(s, s.task) for s in active if s.task and not s.task.fresh and not s.task.waits]
         for slot, task in ready:
             if task.generating and len(slot.pending) == 1 and self._room_to_go_on(slot):
@@ -228,12 +231,19 @@ class Engine:
         scored = task.request.prompt_logprobs is not None and len(task.prompt_logprobs) + 1 < task.n_prompt
         pending = slot.pending
         part = pending[:min(room, SCORED_ROWS) if scored else room]
+        if (stop := self._checkpoint(task)) > len(slot.tokens):
+            part = part[:stop - len(slot.tokens)]
         if not task.generating and task.n_cached == len(slot.tokens):
             task.progress(len(slot.tokens))
         outputs = len(part) if scored else int(len(part) == len(pending))
         slot.history.queue(batch, part, outputs)
         parts.append((slot, len(part), scored))
         return len(part)
+
+    def _checkpoint(self, task: Task) -> int:
+        """Where a prompt's state is kept, so that another one with the same start can go on from there: near its end, as
+        the last tokens are often the template's. -1: nowhere, the memory can go back by itself."""
+        return task.n_prompt - 4 if self.shelf.stiff and self.shelf.limit and task.request.cache_prompt else -1
 
     def _room_to_go_on(self, slot: Slot) -> bool:
         """The last cell stays free, as in llama.cpp; without context shift the text ends before it."""
@@ -280,6 +290,7 @@ class Engine:
         if idle:
             oldest = min(idle, key=lambda s: s.used)
             env.log(f"cells are short: slot {oldest.id} forgets {len(oldest.tokens)} tokens", level=1)
+            self.shelf.put(oldest.history)
             oldest.history.clear()
             return
         active = [s for s in self._active() if s.task and not s.task.waits]
@@ -295,7 +306,8 @@ class Engine:
             self._fail(youngest, ContextFull(f"the prompt of {task.n_prompt} tokens does not fit the memory"))
 
     def _preempt(self, slot: Slot, task: Task) -> None:
-        """Its tokens so far will be evaluated again, when there is room; those who wait for it wait along."""
+        """Its tokens so far will be evaluated again, or come back from the shelf, when there is room; those who wait for it
+        wait along."""
         env.log(f"cells are short: slot {slot.id} gives its task up for now, at {len(task.target)} tokens")
         self.stats.n_preempted += 1
         together = [task]
@@ -303,6 +315,7 @@ class Engine:
             if s.task is not task and s.task is not None and s.task.request is task.request and s.task.waits:
                 together.append(s.task)
                 self._release(s)
+        self.shelf.put(slot.history)
         slot.history.clear()
         self._release(slot)
         self._waiting.append(together)
@@ -322,6 +335,8 @@ class Engine:
             if not task.generating:
                 task.n_evaluated += n
                 task.progress(len(slot.tokens))
+                if len(slot.tokens) == self._checkpoint(task):
+                    self.shelf.put(slot.history)
             try:
                 if scored:
                     task.score(rows, len(slot.tokens) - n)

@@ -15,6 +15,8 @@ import numpy as np
 from ..context import Context
 from ..errors import Error
 from ..generate import History
+from .prefix import common
+from .shelf import Shelf
 from .task import Task
 
 MIN_SHARE = 16          # tokens that sharing or waiting for another slot's must win, else it is not worth it
@@ -48,31 +50,53 @@ class Slot:
         self.tokens[:] = other.tokens[:n]
         return True
 
-    def begin(self, others: Iterable[Slot]) -> None:
-        """Find what is there of the task's tokens; it stays `fresh` where another slot is evaluating them just now."""
+    def begin(self, slots: Iterable[Slot], shelf: Shelf) -> None:
+        """Find what is there of the task's tokens, in this slot, in others or on the shelf.
+
+        The task stays `fresh` where another slot is evaluating them just now: then it is better to wait.
+        """
         task = self.task
         assert task is not None
         if not task.request.cache_prompt or task.request.prompt_logprobs is not None:
+            shelf.put(self.history)
             self.history.clear()
-            self.reuse = "cache off" if not task.request.cache_prompt else "all of the prompt is scored"
-            task.begin(0)
+            self._begun(task, 0, "cache off" if not task.request.cache_prompt else "all of the prompt is scored")
             return
-        want = task.target[:-1]
-        own = common(self.tokens, want)
-        others = [s for s in others if s is not self]
+        want, others = task.target[:-1], [s for s in slots if s is not self]
+        own = self._cut(common(self.tokens, want))
         coming = max((common(s.task.target, want) for s in others if s.task and _ahead(s.task, task)), default=0)
-        donor = max(others, key=lambda s: common(s.tokens, want), default=self)
-        theirs = common(donor.tokens, want)
-        if coming >= max(own, theirs) + MIN_SHARE:
+        theirs, donor = max(((s._share(self, common(s.tokens, want)), s) for s in others), key=lambda p: p[0], default=(0, self))
+        kept, entry = shelf.best(want)
+        best = max(own, theirs, kept)
+        if not shelf.stiff and coming >= best + MIN_SHARE:
             return
-        if theirs >= own + MIN_SHARE and self.adopt(donor, theirs):
-            self.reuse = f"{theirs} tokens shared with slot {donor.id}"
-            task.begin(theirs)
-            return
-        had = len(self.tokens)
-        kept = self.history.reuse(task.target)
-        self.reuse = _why(had, own, kept)
-        task.begin(kept)
+        if len(self.tokens) - own >= MIN_SHARE or best >= own + MIN_SHARE:
+            shelf.put(self.history)
+        if best >= own + MIN_SHARE:
+            if theirs == best and self.adopt(donor, theirs):
+                self._begun(task, theirs, f"{theirs} tokens shared with slot {donor.id}")
+                return
+            if entry is not None and kept == best and shelf.restore(entry, self.history):
+                self._begun(task, self.history.reuse(task.target), f"{kept} tokens from host memory")
+                return
+        had, same = len(self.tokens), common(self.tokens, want)
+        n = self.history.reuse(task.target)
+        self._begun(task, n, _why(had, same, n))
+
+    def _begun(self, task: Task, n: int, reuse: str) -> None:
+        self.reuse = reuse
+        task.begin(n)
+
+    def _cut(self, n: int) -> int:
+        """As many of the first n tokens as can be kept: all, or none."""
+        stores = self.history.ctx.memory.stores
+        return n if n == len(self.tokens) or all(store.can_seq_rm(self.id, n, -1) for store in stores) else 0
+
+    def _share(self, other: Slot, n: int) -> int:
+        """As many of the first n tokens as another slot can take over: all, or none."""
+        stores = self.history.ctx.memory.stores
+        whole = n == len(self.tokens) and n == self.history.ctx.memory.seq_pos_max(self.id) + 1
+        return n if n and (whole or all(store.can_seq_cp(self.id, other.id, 0, n) for store in stores)) else 0
 
     def save(self, path: Path) -> int:
         """Write what the slot remembers to a file: the state of its sequence and the tokens; how many tokens."""
@@ -122,20 +146,6 @@ def _why(had: int, same: int, kept: int) -> str:
     if not had:
         return "slot was empty"
     return "another start" if not same else f"{same} tokens are the same, but the memory cannot go back to there"
-
-
-def common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common start of two lists."""
-    low, high = 0, min(len(a), len(b))
-    if a[:high] == b[:high]:
-        return high
-    while high - low > 1:       # equal up to low, not up to high
-        middle = (low + high) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 def choose(slots: Sequence[Slot], task: Task) -> Slot | None:

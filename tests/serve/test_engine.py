@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import ggraph
-from ggraph.serve.slot import MIN_SHARE, common
+from ggraph.serve.prefix import common
+from ggraph.serve.slot import MIN_SHARE
 from tests import tiny
 
 

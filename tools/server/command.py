@@ -42,6 +42,8 @@ SERVER = (
     _server("--props/--no-props", default=False, help="Accept POST /props.  [default: off]"),
     _server("--slot-save-path", type=click.Path(exists=True, file_okay=False, writable=True), help="Folder for saved slots."),
     _server("--cache-prompt/--no-cache-prompt", default=True, help="Reuse what a slot holds of a prompt.  [default: on]"),
+    _server("cache_ram", "-cram", "--cache-ram", type=click.IntRange(min=-1), default=8192, show_default=True, metavar="MIB",
+            help="Host memory for what slots had to forget, and for checkpoints; 0: none, -1: no limit."),
     _server("--embedding/--no-embedding", "--embeddings/--no-embeddings", "embedding", default=False,
             help="Serve embeddings, and nothing else.  [default: off]"),
     _server("--pooling", type=click.Choice(["none", "mean", "cls", "last"]), help="Pooling of embeddings.  [default: the model's]"),
@@ -76,7 +78,7 @@ ENVIRONMENT = {
     "kv_unified": "KV_UNIFIED", "swa_full": "SWA_FULL", "repack": "REPACK", "n_gpu_layers": "N_GPU_LAYERS", "host": "HOST",
     "port": "PORT", "alias": "ALIAS", "api_key_file": "API_KEY_FILE", "timeout": "TIMEOUT", "cors_origins": "CORS_ORIGINS",
     "sse_ping_interval": "SSE_PING_INTERVAL", "slots": "ENDPOINT_SLOTS", "metrics": "ENDPOINT_METRICS",
-    "props": "ENDPOINT_PROPS", "cache_prompt": "CACHE_PROMPT", "embedding": "EMBEDDINGS", "pooling": "POOLING",
+    "props": "ENDPOINT_PROPS", "cache_ram": "CACHE_RAM", "cache_prompt": "CACHE_PROMPT", "embedding": "EMBEDDINGS", "pooling": "POOLING",
     "n_predict": "N_PREDICT", "context_shift": "CONTEXT_SHIFT", "chat_template": "CHAT_TEMPLATE",
     "chat_template_file": "CHAT_TEMPLATE_FILE", "chat_template_kwargs": "CHAT_TEMPLATE_KWARGS", "jinja": "JINJA",
     "reasoning_format": "THINK", "prefill_assistant": "PREFILL_ASSISTANT", "temp": "TEMPERATURE", "top_k": "TOP_K",
@@ -182,7 +184,8 @@ class Server:
         template = _template(p, model)
         defaults = ggraph.sampling_defaults(model) | self.options.sampling
         self.options.sampling = defaults
-        engine = None if p["embedding"] else ggraph.Engine(ctx, model.vocab, context_shift=p["context_shift"])
+        cache = p["cache_ram"] << 20 if p["cache_ram"] >= 0 else sys.maxsize
+        engine = None if p["embedding"] else ggraph.Engine(ctx, model.vocab, context_shift=p["context_shift"], cache_bytes=cache)
         embedder = ggraph.Embedder(ctx) if p["embedding"] else None
         self._stop.append((engine or embedder).close)  # type: ignore[union-attr]
         env.log(f"{ctx.n_seq_max} slots of {ctx.cparams.n_ctx_seq} tokens" + (", from one pool" if ctx.cparams.kv_unified else ""))

@@ -1,0 +1,83 @@
+"""What slots had to forget, kept in host memory up to a limit of bytes: states of sequences with the tokens they are of.
+
+In: slots that are about to lose something. Out: slots that hold the start of a prompt again. For memories that cannot go
+back (windows, recurrent states) it is also where checkpoints are. Must not know: tasks, queues.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..context import Context
+from ..errors import Error
+from ..generate import History
+from .prefix import common
+
+MIN_KEPT = 32       # tokens: less is evaluated again faster than it is worth a place
+
+
+@dataclass(eq=False)
+class Entry:
+    tokens: list[int]
+    state: dict[str, np.ndarray]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in self.state.values())
+
+
+class Shelf:
+    """Least recently used goes first. `stiff`: the memory cannot be cut, so an entry is of use as a whole alone."""
+
+    def __init__(self, ctx: Context, limit: int):
+        self.ctx, self.limit = ctx, limit
+        memory = ctx.memory
+        self.stiff = memory.rs is not None or any(g.store.window for g in memory.kv)
+        self._entries: list[Entry] = []         # latest used last
+
+    @property
+    def nbytes(self) -> int:
+        return sum(e.nbytes for e in self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def put(self, history: History) -> None:
+        """Keep what a sequence holds, unless it is here or too little."""
+        tokens = list(history.tokens)
+        if not self.limit or len(tokens) < MIN_KEPT or self._holds(tokens):
+            return
+        entry = Entry(tokens, self.ctx.state_get(history.seq))
+        if not self.stiff:          # what a longer one contains is not needed
+            self._entries = [e for e in self._entries if common(e.tokens, tokens) < len(e.tokens)]
+        self._entries.append(entry)
+        while self.nbytes > self.limit:
+            del self._entries[0]
+
+    def _holds(self, tokens: Sequence[int]) -> bool:
+        exact = (e.tokens == tokens if self.stiff else common(e.tokens, tokens) == len(tokens) for e in self._entries)
+        return any(exact)
+
+    def best(self, want: Sequence[int]) -> tuple[int, Entry | None]:
+        """The entry that has most of a token list, and how much of it."""
+        found: tuple[int, Entry | None] = (0, None)
+        for e in self._entries:
+            n = common(e.tokens, want)
+            if n > found[0] and (not self.stiff or n == len(e.tokens)):
+                found = (n, e)
+        return found
+
+    def restore(self, entry: Entry, history: History) -> bool:
+        """Put an entry in place of what a sequence holds; False, and nothing held, where there is no room for it."""
+        history.clear()
+        self._entries.remove(entry)
+        self._entries.append(entry)
+        try:
+            self.ctx.state_set(entry.state, history.seq)
+        except Error:
+            history.settle()
+            return False
+        history.tokens[:] = entry.tokens
+        return True
