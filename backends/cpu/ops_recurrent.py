@@ -8,7 +8,7 @@ recurrence: a step never writes the row that it reads, so any order of blocks is
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ggraph.dtypes import F32, I32
 from ggraph.size import terms_of
@@ -21,6 +21,7 @@ from .ops_elementwise import _map
 from .ops_move import as_rows
 
 NOTHING: tuple[Field, ...] = (0,) * 9
+SNAPSHOTS = range(1, 18)                # numbers of kept states that are written in place; more go through copies
 
 
 @template
@@ -70,15 +71,28 @@ def behind(node: Tensor, n_outputs: int, n: int, n_seqs: int) -> Tensor:
     return Tensor("view", F32, shape, (node,), view_src=node.root, view_offs=node.view_offs + F32.nbytes * n_outputs)
 
 
-def stored(emit: Emit, node: Tensor, n_outputs: int, set_rows: Tensor) -> bool:
-    """set_rows keeps the one new state of `node`, and everything else that reads the node reads outputs."""
-    dst, x, rows = set_rows.src
-    readers = emit.readers(node)
-    if readers is None or node.params.get("n_snapshots", 1) != 1 or not (row_numbers(rows) and f32_rows(dst) and packed(x)):
-        return False
-    reads = [s for r in readers if r is not set_rows for s in r.src if s is not None and s.root is node.root]
-    return (x.root is node.root and same(x.view_offs, node.view_offs + F32.nbytes * n_outputs)
+def stored(emit: Emit, node: Tensor, n_outputs: int, sets: Sequence[Tensor]) -> tuple[Field, ...] | None:
+    """The tensors of new states and of their rows, if `sets` keep all of them and whatever else reads the node reads outputs."""
+    n, readers = node.params.get("n_snapshots", 1), emit.readers(node)
+    rows, to = rows_of(sets), sets[0].src[0]
+    if readers is None or n != len(sets) or rows is None or not f32_rows(to):
+        return None
+    start, size = node.view_offs + F32.nbytes * n_outputs, F32.nbytes * to.ne[0] * rows.ne[0]
+    kept = [x.src[1] for x in sets]
+    reads = [s for r in readers if r not in sets for s in r.src if s is not None and s.root is node.root]
+    fits = (all(x.root is node.root and packed(x) and same(x.view_offs, start + i * size) for i, x in enumerate(kept))
             and all(same(s.view_offs, node.view_offs) and same(s.numel, n_outputs) for s in reads))
+    return (to, rows) if fits else None
+
+
+def rows_of(sets: Sequence[Tensor]) -> Tensor | None:
+    """The row numbers [n_seqs, n_snapshots] of nodes that write to one tensor."""
+    first, rows = sets[0], [x.src[2] for x in sets]
+    root = rows[0].root
+    if not all(x.src[0].place() == first.src[0].place() and row_numbers(r) and r.root is root
+               and same(r.view_offs, rows[0].view_offs + i * root.nb[1]) for i, (x, r) in enumerate(zip(sets, rows))):
+        return None
+    return Tensor("view", I32, (rows[0].ne[0], len(sets)), (root,), nb=root.nb[:2], view_src=root, view_offs=rows[0].view_offs)
 
 
 def mapped(emit: Emit, op: str, x: Tensor) -> tuple[Field, ...]:
@@ -112,14 +126,19 @@ def gated_delta_net(emit: Emit, node: Tensor) -> bool:
     return _delta(emit, node, (shaped(state, (n, v.ne[3], 1, 1)), *NOTHING), (new, *NOTHING), False)
 
 
-@lowers("get_rows", "gated_delta_net", "set_rows", chained=False)
-def delta_net_in_place(emit: Emit, get_rows: Tensor, node: Tensor, set_rows: Tensor) -> bool:
-    v, state = node.src[2], node.src[5]
-    cache, rows = get_rows.src
-    if not (state.root is get_rows and emit.readers(get_rows) == [node] and row_numbers(rows) and f32_rows(cache)
-            and stored(emit, node, v.numel, set_rows)):
-        return False
-    return _delta(emit, node, (cache, rows), (set_rows.src[0], set_rows.src[2]), True)
+def _enter_in_place(name: str, steps: Callable[[Emit, Tensor, Sequence[Field], Sequence[Field], bool], bool], outputs: int,
+                    n: int) -> None:
+    """Runs that read a state, compute, and write `n` states; source number `outputs` is as large as the outputs."""
+    @lowers("get_rows", name, *["set_rows"] * n, chained=False)
+    def lower(emit: Emit, get_rows: Tensor, node: Tensor, *sets: Tensor) -> bool:
+        cache, rows = get_rows.src
+        read = node.src[-1].root is get_rows and emit.readers(get_rows) == [node] and row_numbers(rows) and f32_rows(cache)
+        new = stored(emit, node, node.src[outputs].numel, sets) if read else None
+        return new is not None and steps(emit, node, (cache, rows), new, True)
+
+
+for _n in SNAPSHOTS:
+    _enter_in_place("gated_delta_net", _delta, 2, _n)
 
 
 # The selective scan.
@@ -143,11 +162,15 @@ def ssm_scan(emit: Emit, node: Tensor) -> bool:
     return _scan_steps(emit, node, (new, *NOTHING), False)
 
 
-@lowers("ssm_scan", "set_rows", chained=False)
-def scan_in_place(emit: Emit, node: Tensor, set_rows: Tensor) -> bool:
-    if not stored(emit, node, node.src[1].numel, set_rows):
-        return False
-    return _scan_steps(emit, node, (set_rows.src[0], set_rows.src[2]), True)
+def _enter_scan_in_place(n: int) -> None:
+    @lowers("ssm_scan", *["set_rows"] * n, chained=False)
+    def lower(emit: Emit, node: Tensor, *sets: Tensor) -> bool:
+        new = stored(emit, node, node.src[1].numel, sets)
+        return new is not None and _scan_steps(emit, node, new, True)
+
+
+for _n in SNAPSHOTS:
+    _enter_scan_in_place(_n)
 
 
 # Linear attention.
@@ -172,17 +195,10 @@ def _enter_linear(name: str) -> None:
         new = Tensor("view", F32, shape, (node,), view_src=node.root, view_offs=node.view_offs + F32.nbytes * first.numel)
         return _linear_steps(emit, node, (state, *NOTHING), (new, *NOTHING), False)
 
-    @lowers("get_rows", name, "set_rows", chained=False)
-    def lower_in_place(emit: Emit, get_rows: Tensor, node: Tensor, set_rows: Tensor) -> bool:
-        cache, rows = get_rows.src
-        if not (node.src[-1].root is get_rows and emit.readers(get_rows) == [node] and row_numbers(rows) and f32_rows(cache)
-                and stored(emit, node, node.src[0].numel, set_rows)):
-            return False
-        return _linear_steps(emit, node, (cache, rows), (set_rows.src[0], set_rows.src[2]), True)
-
 
 for _name in ("rwkv_wkv6", "rwkv_wkv7", "gated_linear_attn"):
     _enter_linear(_name)
+    _enter_in_place(_name, _linear_steps, 0, 1)
 
 
 # Causal convolution.
@@ -197,41 +213,50 @@ def ssm_conv(emit: Emit, node: Tensor) -> bool:
     return True
 
 
-def _going_on(emit: Emit, run: Sequence[Tensor], act: str, bias: Tensor | None = None) -> bool:
-    get_rows, concat, cont, set_rows, conv, last = *run[:5], run[-1]
-    (state, turned), (dst, rows, to), kernel = concat.src, set_rows.src, conv.src[1]
-    old, numbers = get_rows.src
+def _going_on(emit: Emit, run: Sequence[Tensor], n: int, act: str, bias: Tensor | None = None) -> bool:
+    """A run of `history` (with n copies of the last inputs) and what follows it."""
+    get_rows, concat = run[0], run[2 if n > 1 else 1]
+    kept, (conv, *_), last = run[2 + (n > 1):2 + (n > 1) + 2 * n], run[2 + (n > 1) + 2 * n:], run[-1]
+    conts, sets, rows = kept[::2], kept[1::2], rows_of(kept[1::2])
+    (before, turned), kernel, (old, numbers) = concat.src, conv.src[1], get_rows.src
     x, d_conv = turned.src[0], int(kernel.ne[0])
-    window = cont.src[0]
-    linked = (state.root is get_rows and turned.op == "transpose" and conv.src[0] is concat and rows.root is cont
-              and window.root is concat and same(window.view_offs, x.ne[1] * F32.nbytes) and window.nb[:3] == concat.nb[:3]
-              and concat.params["axis"] == 0 and int(state.ne[0]) == d_conv - 1
-              and emit.readers(get_rows) == [concat] and emit.readers(concat) == [cont, conv] and emit.readers(cont) == [set_rows])
-    fits = (2 <= d_conv <= 4 and int(x.ne[0]) % 16 == 0 and packed(kernel) and kernel.type is F32 and f32_rows(x, old, dst)
-            and row_numbers(numbers) and row_numbers(to) and (bias is None or (f32_rows(bias) and int(bias.ne[0]) == int(x.ne[0]))))
-    if not (linked and fits and apart(last, x)):
+    windows = [c.src[0] for c in conts]
+    linked = (rows is not None and before.root is (run[1] if n > 1 else get_rows) and turned.op == "transpose"
+              and concat.params["axis"] == 0 and same(before.ne[0], d_conv - 1 + n - 1) and conv.src[0].root is concat
+              and same(conv.src[0].view_offs, (n - 1) * F32.nbytes) and all(s.src[1].root is c for c, s in zip(conts, sets))
+              and all(w.root is concat and w.nb[:3] == concat.nb[:3] and same(w.view_offs, (x.ne[1] + n - 1 - i) * F32.nbytes)
+                      for i, w in enumerate(windows))
+              and emit.readers(get_rows) == [run[1]] and emit.readers(concat) == [*conts, conv]
+              and (n == 1 or (run[1].src[0].root is get_rows and emit.readers(run[1]) == [concat]))
+              and all(emit.readers(c) == [s] for c, s in zip(conts, sets)))
+    fits = (2 <= d_conv <= 4 and int(x.ne[0]) % 16 == 0 and packed(kernel) and kernel.type is F32
+            and f32_rows(x, old, sets[0].src[0]) and row_numbers(numbers)
+            and (bias is None or (f32_rows(bias) and int(bias.ne[0]) == int(x.ne[0]))))
+    if rows is None or not (linked and fits and apart(last, x)):
         return False
     emit(_conv_going_on(d_conv, int(bias is not None), act), last, x, kernel, *(NOTHING if bias is None else (bias,)), old, numbers,
-         dst, to)
+         sets[0].src[0], rows, n)
     return True
 
 
-HISTORY = ("get_rows", "concat", "cont", "set_rows", "ssm_conv")
+def _enter_conv(n: int) -> None:
+    history = ("get_rows", *["pad"] * (n > 1), "concat", *["cont", "set_rows"] * n, "ssm_conv")
+
+    @lowers(*history, chained=False)
+    def plain(emit: Emit, *run: Tensor) -> bool:
+        return _going_on(emit, run, n, "none")
+
+    @lowers(*history, "silu", chained=False)
+    def with_silu(emit: Emit, *run: Tensor) -> bool:
+        conv, silu = run[-2:]
+        return silu.src[0] is conv and emit.readers(conv) == [silu] and _going_on(emit, run, n, "silu")
+
+    @lowers(*history, "add", "silu", chained=False)
+    def with_bias(emit: Emit, *run: Tensor) -> bool:
+        conv, add, silu = run[-3:]
+        return (add.src[0] is conv and emit.readers(conv) == [add] and silu.src[0] is add and emit.readers(add) == [silu]
+                and _going_on(emit, run, n, "silu", add.src[1]))
 
 
-@lowers(*HISTORY, chained=False)
-def conv_in_place(emit: Emit, *run: Tensor) -> bool:
-    return _going_on(emit, run, "none")
-
-
-@lowers(*HISTORY, "silu", chained=False)
-def conv_silu_in_place(emit: Emit, *run: Tensor) -> bool:
-    conv, silu = run[4:]
-    return silu.src[0] is conv and emit.readers(conv) == [silu] and _going_on(emit, run, "silu")
-
-
-@lowers(*HISTORY, "add", "silu", chained=False)
-def conv_biased_in_place(emit: Emit, *run: Tensor) -> bool:
-    conv, add, silu = run[4:]
-    return (add.src[0] is conv and emit.readers(conv) == [add] and silu.src[0] is add and emit.readers(add) == [silu]
-            and _going_on(emit, run, "silu", add.src[1]))
+for _n in SNAPSHOTS:
+    _enter_conv(_n)

@@ -16,7 +16,8 @@ DST, X, KERNEL, BIAS, OLD, FROM, NEW, TO = range(8)
 
 
 def going_on(d_conv, biased, act):
-    """dst, x, kernel, bias if `biased`, old rows, their numbers, new rows, theirs: x lies channel by channel."""
+    """dst, x, kernel, bias if `biased`, old rows, their numbers, new rows, theirs, how many to keep: x lies channel by
+    channel."""
     m = d_conv - 1
     row_from, row_to = state_row(OLD, FROM), state_row(NEW, TO)
     old0, old1, old2 = (recurrent_rows.taps(m, m - 3 + i) for i in range(3))
@@ -29,27 +30,31 @@ def going_on(d_conv, biased, act):
         return vmath.silu(x) if act == "silu" else x
 
     def k(p, ith, nth):
-        blocks, n_tokens = ne(p, DST, 0) >> 4, ne(p, DST, 1)
+        blocks, n_tokens, n_kept = ne(p, DST, 0) >> 4, ne(p, DST, 1), simd.word(p, 72)
         first, last = share(blocks * ne(p, DST, 2), ith, nth)
         for unit in range(first, last):
             s = unit // blocks
             part = unit - s * blocks
-            old, new = row_from(p, s), row_to(p, s)
-            if old == 0 or new == 0:
+            old, kernel = row_from(p, s, 0), address(p, KERNEL) + 64 * d_conv * part
+            if old == 0:
                 return
-            old, new, kernel = old + 64 * m * part, new + 64 * m * part, address(p, KERNEL) + 64 * d_conv * part
+            old += 64 * m * part
             x0, x1, x2 = old0(old), old1(old), old2(old)
             w0, w1, w2, w3 = tap0(kernel), tap1(kernel), tap2(kernel), tap3(kernel)
             bias = simd.load_f32(address(p, BIAS) + 64 * part) if biased else w0
             x = address(p, X) + 64 * part + s * nb(p, X, 2)
             y = address(p, DST) + 4 * ne(p, DST, 0) * n_tokens * s + 64 * part
-            for _ in range(n_tokens):
+            for back in range(n_tokens - 1, -1, -1):
                 x3 = simd.load_f32(x)
                 simd.store_f32(y, finish(((x0 * w0 + x1 * w1) + x2 * w2) + x3 * w3, bias))
                 x0, x1, x2 = x1, x2, x3
                 x += nb(p, X, 1)
                 y += 4 * ne(p, DST, 0)
-            store(new, x0, x1, x2)
+                if back < n_kept:
+                    new = row_to(p, s, back)
+                    if new == 0:
+                        return
+                    store(new + 64 * m * part, x0, x1, x2)
     return k
 
 

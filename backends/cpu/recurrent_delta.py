@@ -7,7 +7,7 @@ from __future__ import annotations
 from . import recurrent_rows
 from .kernel import inline, simd, vmath
 from .layout import address, nb, ne, share
-from .recurrent_state import keep_after, keep_before, state_row
+from .recurrent_state import keeping, state_row
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
@@ -22,6 +22,7 @@ def delta_net(n, per_channel, in_place):
     """
     step = recurrent_rows.delta_step(n, per_channel)
     row_from, row_to = state_row(OLD, FROM if in_place else None), state_row(NEW, TO if in_place else None)
+    keep_before, keep_after = keeping(row_to, in_place)
 
     @inline
     def decay_at(g):
@@ -41,19 +42,19 @@ def delta_net(n, per_channel, in_place):
             part = unit - i * blocks
             s = i // n_head
             h = i - s * n_head
-            old, new = row_from(p, s), row_to(p, s)
+            old, new = row_from(p, s, 0), row_to(p, s, 0)
             if old == 0 or new == 0:
                 return
             start = nbytes * (blocks * h + part)
             old, new = old + start, new + start
-            keep_before(old, new, nb(p, NEW, 2), nbytes, n_tokens, n_kept)
+            keep_before(p, s, start, old, nbytes, n_tokens, n_kept)
             qk = h % ne(p, K, 1)
             q, kk, v = head(p, Q, qk, s), head(p, K, qk, s), head(p, V, h, s) + 64 * part
             g, beta = head(p, DECAY, h, s), head(p, BETA, h, s)
             out = address(p, DST) + 4 * d * (n_head * n_tokens * s + h) + 64 * part
             for t in range(n_tokens):
                 step(old, new, q, kk, v, g, decay_at(g), simd.get_f32(beta), scale, out)
-                keep_after(new, nb(p, NEW, 2), nbytes, n_tokens - 1 - t, n_kept)
+                keep_after(p, s, start, new, nbytes, n_tokens - 1 - t, n_kept)
                 old = new
                 q += nb(p, Q, 2)
                 kk += nb(p, K, 2)

@@ -32,7 +32,7 @@ def linear(op, n, in_place):
             part = unit - i * blocks
             s = i // n_head
             h = i - s * n_head
-            old, new = row_from(p, s), row_to(p, s)
+            old, new = row_from(p, s, 0), row_to(p, s, 0)
             if old == 0 or new == 0:
                 return
             old, new = old + 4 * d * d * h, new + 4 * d * d * h

@@ -7,7 +7,7 @@ from __future__ import annotations
 from . import recurrent_rows
 from .kernel import inline, simd, vmath
 from .layout import address, nb, ne, share
-from .recurrent_state import keep_after, keep_before, state_row
+from .recurrent_state import keeping, state_row
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
@@ -22,6 +22,7 @@ def scan(n, height, per_channel, to_rows):
     """
     block = recurrent_rows.scan_step(n)
     row_from, row_to = state_row(OLD, FROM), state_row(NEW, TO if to_rows else None)
+    keep_before, keep_after = keeping(row_to, to_rows)
 
     @inline
     def rows(old, new, a, b, c, x, size, out):
@@ -48,11 +49,12 @@ def scan(n, height, per_channel, to_rows):
         for unit in range(first, last):
             s = unit // blocks
             part = unit - s * blocks
-            old, new = row_from(p, s), row_to(p, s)
+            old, new = row_from(p, s, 0), row_to(p, s, 0)
             if old == 0 or new == 0:
                 return
-            old, new = old + nbytes * part, new + nbytes * part
-            keep_before(old, new, nb(p, NEW, 2), nbytes, n_tokens, n_kept)
+            start = nbytes * part
+            old, new = old + start, new + start
+            keep_before(p, s, start, old, nbytes, n_tokens, n_kept)
             h = height * part // dim
             a = address(p, A) + h * nb(p, A, 1)
             b = address(p, B) + h // per_group * nb(p, B, 1) + s * nb(p, B, 3)
@@ -62,7 +64,7 @@ def scan(n, height, per_channel, to_rows):
             out = address(p, DST) + 4 * (n_rows * n_tokens * s + height * part)
             for t in range(n_tokens):
                 step(old, new, a, b, c, x, simd.splat_f32(simd.get_f32(dt)), out)
-                keep_after(new, nb(p, NEW, 2), nbytes, n_tokens - 1 - t, n_kept)
+                keep_after(p, s, start, new, nbytes, n_tokens - 1 - t, n_kept)
                 old = new
                 b += nb(p, B, 2)
                 c += nb(p, C, 2)

@@ -13,19 +13,20 @@ BAD_ROW = 1             # error code of a kernel that met a row number outside i
 
 
 def state_row(states, numbers):
-    """f(p, s): the address of sequence s's row of tensor `states`, 0 if there is none; `numbers`: the tensor of row numbers,
-    None where row s is meant."""
+    """f(p, s, back): the address of sequence s's row of tensor `states`, 0 if there is none. `back`: 0 for the last state, 1 for
+    the one before it, ... `numbers`: the tensor of row numbers [n_seqs, ..], None where the rows [n_seqs, ..] themselves are
+    in that order."""
     @inline
-    def numbered(p, s):
-        i = simd.get_i32(address(p, numbers) + s * nb(p, numbers, 0))
+    def numbered(p, s, back):
+        i = simd.get_i32(address(p, numbers) + s * nb(p, numbers, 0) + back * nb(p, numbers, 1))
         if i < 0 or i >= ne(p, states, 1):
             simd.fail(BAD_ROW)
             return 0
         return address(p, states) + i * nb(p, states, 1)
 
     @inline
-    def plain(p, s):
-        return address(p, states) + s * nb(p, states, 1)
+    def plain(p, s, back):
+        return address(p, states) + s * nb(p, states, 1) + back * nb(p, states, 2)
     return plain if numbers is None else numbered
 
 
@@ -36,15 +37,19 @@ def copy_block(src, dst, nbytes):
         simd.store_bytes(dst + j, simd.load_bytes(src + j))
 
 
-@inline
-def keep_before(old, new, stride, nbytes, n_tokens, n_kept):
-    """Fill the places of states from before the first token; the last state stands at `new`, earlier ones `stride` apart."""
-    for back in range(n_tokens, n_kept):
-        copy_block(old, new + back * stride, nbytes)
+def keeping(row_to, in_rows):
+    """(before, after): copies of states that later tokens will change, or that there are too few tokens for. The latter go
+    nowhere where rows have numbers: nobody wants them."""
+    @inline
+    def before(p, s, start, old, nbytes, n_tokens, n_kept):
+        if not in_rows:
+            for back in range(n_tokens, n_kept):
+                copy_block(old, row_to(p, s, back) + start, nbytes)
 
-
-@inline
-def keep_after(new, stride, nbytes, back, n_kept):
-    """Keep a copy of the state that `back` more tokens will change."""
-    if 0 < back < n_kept:
-        copy_block(new, new + back * stride, nbytes)
+    @inline
+    def after(p, s, start, new, nbytes, back, n_kept):
+        if 0 < back < n_kept:
+            row = row_to(p, s, back)
+            if row != 0:
+                copy_block(new, row + start, nbytes)
+    return before, after

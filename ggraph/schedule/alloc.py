@@ -47,7 +47,9 @@ class Arena:
 
 def lifetimes(splits: Sequence[Split], inputs: Iterable[Tensor], keep: Collection[Tensor],
               device: dict[Backend, Backend]) -> list[Life]:
-    """In order of first use. Inputs live from the start, since the host fills them before the run; `keep` to the end."""
+    """In order of first use. Inputs live from the start, since the host fills them before the run; `keep` to the end.
+
+    What a concat reads lives as long as its result, so that a backend may leave the concat out and read its sources."""
     lives: dict[Tensor, Life] = {}
     host = device[splits[-1].backend]
     for tensor in inputs:
@@ -63,6 +65,10 @@ def lifetimes(splits: Sequence[Split], inputs: Iterable[Tensor], keep: Collectio
             for t in (*node.src, node):
                 if t is not None and (t.root in lives or t.root.op != "none"):
                     lives.setdefault(t.root, Life(t.root, here, step, step)).end = step
+    for node in (n for part in reversed(splits) for n in reversed(part.nodes) if n.op == "concat"):
+        for source in node.src:
+            if source is not None and source.root in lives:
+                lives[source.root].end = max(lives[source.root].end, lives[node].end)
     for tensor in keep:
         lives[tensor.root].end = step
     return list(lives.values())

@@ -1,6 +1,7 @@
 """Offsets by lifetime: nothing that is still to be read is overwritten, whatever the graph."""
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,18 @@ def test_a_source_that_is_also_a_view_of_the_other_is_not_overwritten() -> None:
     assert np.array_equal(run(graph, data)["out"].reshape(3, 8), 4 * data * data[:1])
 
 
+def test_what_is_joined_stays_as_long_as_the_whole() -> None:
+    graph, x = start()
+    part, other = ops.scale(x, 3.0), ops.scale(x, 5.0)
+    whole = ops.concat(part, other, 1)
+    graph.output("out", ops.add(ops.scale(x, 2.0), ops.view(whole, x.ne)))
+    first, second, joined, after = (t for t in graph.nodes if t.op in ("scale", "concat"))
+    data = np.ones((3, 8), np.float32)
+    assert (run(graph, data)["out"] == 5).all()
+    places = sorted((t.offset, t.offset + int(t.nbytes)) for t in (first, second, joined, after))
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(places))
+
+
 def test_a_chain_runs_in_place_and_an_output_stays() -> None:
     graph, x = start()
     y = ops.scale(x, 3.0)
@@ -66,7 +79,8 @@ def test_any_graph_computes_what_numpy_computes(program: list[tuple[str, int, in
     data = np.linspace(-1, 1, 24, dtype=np.float32).reshape(3, 8)
     tensors, values = [x], [data]
     for op, i, j in program:
-        a, b, va, vb = (things[k % len(things)] for things in (tensors, values) for k in (i, j))
+        a, b = (tensors[k % len(tensors)] for k in (i, j))
+        va, vb = (values[k % len(values)] for k in (i, j))
         if op == "view":
             new, value = ops.reshape(a, (8, 3)), va
         elif op in ("scale", "silu"):
