@@ -2,6 +2,7 @@
 """Write docs/models.md: every architecture, what it was checked against, and the largest error.
 
     python scripts/models_doc.py            runs all goldens of tests/golden/models (minutes), native
+    python scripts/models_doc.py NAME ...   only those of some architectures; the other rows stay
 """
 from __future__ import annotations
 
@@ -40,11 +41,15 @@ Besides, real models: SmolLM2 135M (llama), Gemma 3 270M (gemma3), all-MiniLM-L6
 Case = tuple[str, str, float]           # architecture, weight type, error
 
 
+def asked(name: str) -> bool:
+    return arch.known(name) and (len(sys.argv) == 1 or name in sys.argv[1:])
+
+
 def golden_cases(folder: Path) -> Iterator[Case]:
     for case in arch.LOGITS.files:
         name, scenario = case.split("/")
         s = spec.specs()[name]
-        if not arch.known(s["arch"]) or case in arch.MIXED:
+        if not asked(s["arch"]) or case in arch.MIXED:
             continue
         n_seq, unified, n_ubatch, qtype, rows = arch.SCENARIOS[scenario]
         path = spec.write(s, folder / "m.gguf", qtype)
@@ -53,7 +58,7 @@ def golden_cases(folder: Path) -> Iterator[Case]:
 
 
 def shape_cases(folder: Path) -> Iterator[Case]:
-    for case in spec.shapes():
+    for case in (c for c in spec.shapes() if asked(c["spec"]["arch"])):
         path = spec.write(case["spec"], folder / "m.gguf")
         got = arch.logits(path, n_seq=1, unified=True, n_ubatch=16, n_prefill=30, n_decode=2)[case["rows"]]
         want = arch.SHAPES[case["name"]]
@@ -62,7 +67,7 @@ def shape_cases(folder: Path) -> Iterator[Case]:
 
 
 def encoder_cases(folder: Path) -> Iterator[Case]:
-    for name, pooling in encoders.cases():
+    for name, pooling in ((n, p) for n, p in encoders.cases() if asked(encoders.SPECS[n]["arch"])):
         path = spec.write(encoders.SPECS[name], folder / "m.gguf")
         got = enc.embed(path, pooling, encoders.batch(), len(encoders.LENGTHS))
         yield encoders.SPECS[name]["arch"], "F32", arch.nmse(got, enc.GOLDEN[f"{name}/{pooling}"])
@@ -89,14 +94,17 @@ def main() -> None:
             for name, qtype, error in cases(Path(folder)):
                 errors[name][qtype].append(error)
                 print(f"{name} {qtype} {error:.1e}", file=sys.stderr, flush=True)
-    rows = []
-    for name in names(set(errors)):
-        found = errors.get(name, {})
-        worst = [f"{max(found[q]):.0e}" if q in found else "" for q in ("F32", "Q8_0", "Q4_0")]
-        n = sum(map(len, found.values()))
-        rows.append(f"| {name} | {title(name)} | {n or '**not verified**'} | {' | '.join(worst)} |\n")
-    (ROOT / "docs/models.md").write_text(HEAD + "".join(rows))
     assert all(math.isfinite(e) for found in errors.values() for es in found.values() for e in es)
+    path = ROOT / "docs/models.md"
+    rows = {line.split()[1]: line for line in path.read_text().splitlines(keepends=True) if line.startswith("| ")}
+    checked = {name for name in rows if name != "architecture"} | set(errors)
+    path.write_text(HEAD + "".join(row(name, errors[name]) if asked(name) or name not in rows else rows[name]
+                                   for name in names(checked)))
+
+
+def row(name: str, found: dict[str, list[float]]) -> str:
+    worst = [f"{max(found[q]):.0e}" if q in found else "" for q in ("F32", "Q8_0", "Q4_0")]
+    return f"| {name} | {title(name)} | {sum(map(len, found.values())) or '**not verified**'} | {' | '.join(worst)} |\n"
 
 
 if __name__ == "__main__":
