@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ggraph.batch import Batch
     from ggraph.chat import ChatTemplate
     from ggraph.context import STOP, Context, Hook
-    from ggraph.generate import LLM, Generation, TokenLogprob
+    from ggraph.generate import LLM, Generation, ModelDraft, NgramDraft, TokenLogprob
     from ggraph.grammar import Grammar
     from ggraph.hub import HubError
     from ggraph.model import Model
@@ -69,7 +69,9 @@ __all__ = [
     "HubError",
     "LLM",
     "Model",
+    "ModelDraft",
     "ModelError",
+    "NgramDraft",
     "Piece",
     "PlacementError",
     "Progress",
@@ -101,6 +103,8 @@ _HOME = {
     "HubError": "hub",
     "LLM": "generate",
     "Model": "model",
+    "ModelDraft": "generate",
+    "NgramDraft": "generate",
     "Piece": "serve",
     "Progress": "serve",
     "Request": "serve",

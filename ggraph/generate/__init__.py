@@ -1,4 +1,4 @@
-"""From a prompt to text. Reading order: stops, history, output, generation, llm.
+"""From a prompt to text. Reading order: stops, history, output, speculative, generation, llm.
 
 `LLM` is the short way; `History` and `Output` are what anything that runs several sequences together is made of.
 """
@@ -6,5 +6,7 @@ from .generation import Generation, Timings
 from .history import History
 from .llm import LLM
 from .output import Output, TokenLogprob
+from .speculative import Drafter, ModelDraft, NgramDraft, Speculation
 
-__all__ = ["LLM", "Generation", "History", "Output", "Timings", "TokenLogprob"]
+__all__ = ["LLM", "Drafter", "Generation", "History", "ModelDraft", "NgramDraft", "Output", "Speculation", "Timings",
+           "TokenLogprob"]

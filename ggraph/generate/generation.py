@@ -15,11 +15,13 @@ from ..sampling import Sampler
 from ..vocab import Vocab
 from .history import History, Report
 from .output import Output, TokenLogprob, logprob
+from .speculative import Drafter, Speculation
 
 
 @dataclass
 class Timings:
-    """Milliseconds and how many tokens they were for; `cache_n` prompt tokens were still in memory."""
+    """Milliseconds and how many tokens they were for; `cache_n` prompt tokens were still in memory. Of `draft_n` tokens that were
+    guessed `draft_n_accepted` were right; guessing is part of `eval_ms`."""
     cache_n: int = 0
     prompt_n: int = 0
     prompt_ms: float = 0.0
@@ -27,6 +29,8 @@ class Timings:
     eval_ms: float = 0.0
     sample_n: int = 0
     sample_ms: float = 0.0
+    draft_n: int = 0
+    draft_n_accepted: int = 0
 
     def add(self, other: Timings) -> None:
         for name, value in vars(other).items():
@@ -38,12 +42,14 @@ class Generation(Iterator[str]):
 
     Every piece is whole characters; together they are `text`, which ends before a stop string. `finish_reason` is "stop",
     "length" or "cancelled", None until the end; `stop_type` tells more (see `Output`). `logprobs` has an entry per
-    token if asked for. `shifted` counts context shifts. Errors: `ContextFull` at once if the prompt is too long.
+    token if asked for. `shifted` counts context shifts. `drafter` guesses at most `n_draft` tokens a run; it changes nothing
+    but the speed. Errors: `ContextFull` at once if the prompt is too long.
     """
 
     def __init__(self, history: History, vocab: Vocab, prompt: Sequence[int], sampler: Sampler, *, max_tokens: int = -1,
                  stop: str | Iterable[str] = (), logprobs: int | None = None, special: bool = False,
-                 context_shift: bool = False, n_keep: int = 0, progress: Report | None = None):
+                 context_shift: bool = False, n_keep: int = 0, progress: Report | None = None,
+                 drafter: Drafter | None = None, n_draft: int = 0):
         if not prompt:
             raise Error("the prompt is empty, and this tokenizer adds no token of its own; give at least one token")
         if len(prompt) >= history.n_ctx:
@@ -55,7 +61,7 @@ class Generation(Iterator[str]):
         self.logprobs: list[TokenLogprob] = []
         self.timings = Timings()
         self.shifted = 0
-        self._history = history
+        self._history, self._ahead = history, Speculation(history, drafter, n_draft)
         self._n_top, self._progress = logprobs, progress
         n_keep = n_keep + vocab.add_bos if 0 <= n_keep <= len(prompt) else len(prompt)
         self._n_keep = n_keep if context_shift else None
@@ -103,19 +109,24 @@ class Generation(Iterator[str]):
         """A thread's work: `abort` may wait for a lock that the interrupted thread holds, and is lost between two runs."""
         while self._busy:
             self._history.ctx.abort()
+            if self._ahead.drafter is not None:
+                self._ahead.drafter.abort()
             time.sleep(0.01)
 
     def _run(self) -> Iterator[str]:
         try:
             self._read_prompt()
             while self.finish_reason is None:
-                if piece := self.output.push(self._sample()):
+                piece = self.output.push(self._sample())
+                self._account()
+                if piece:
                     yield piece
                 if self.finish_reason is None and (piece := self._advance()):
                     yield piece
         except Aborted:
             if not self._stopped:
                 raise
+            self._ahead.end()
             if piece := self.output.finish("cancelled"):
                 yield piece
 
@@ -134,7 +145,7 @@ class Generation(Iterator[str]):
 
     def _sample(self) -> int:
         start, t = time.perf_counter(), self.timings
-        row = self._history.ctx.logits[-1]
+        row = self._ahead.row
         token = self.sampler.sample(row)
         self.sampler.accept(token)
         if self._n_top is not None:
@@ -142,17 +153,27 @@ class Generation(Iterator[str]):
         t.sample_n, t.sample_ms = t.sample_n + 1, t.sample_ms + 1e3 * (time.perf_counter() - start)
         return token
 
+    def _account(self) -> None:
+        if self.finish_reason is not None:
+            self._ahead.end()
+        self.timings.draft_n, self.timings.draft_n_accepted = self._ahead.n_drafted, self._ahead.n_accepted
+
     def _advance(self) -> str:
-        """Evaluate the last token, where there is room for it; else end, with the text that was held back."""
+        """Evaluate the last token, unless a right guess was it, where there is room for it; else end, with the text that was
+        held back."""
         start, t = time.perf_counter(), self.timings
         if self._history.turn != self._turn:
             raise Error("another text was begun in this context; finish one generation before the next")
+        self._report(0, 1)
+        if self._ahead.judge(self.tokens[-1]):
+            t.eval_n += 1
+            return ""
         if len(self._history.tokens) + 1 >= self._history.n_ctx:        # the last cell stays free, as in llama.cpp
             if self._n_keep is None:
                 return self.output.finish("length", "context")
             self._history.shift(self._n_keep)
             self.shifted += 1
-        self._evaluate(self.tokens[-1:])
+        self._evaluate_last()
         t.eval_n, t.eval_ms = t.eval_n + 1, t.eval_ms + 1e3 * (time.perf_counter() - start)
         return ""
 
@@ -161,6 +182,17 @@ class Generation(Iterator[str]):
         try:
             self._report(0, len(tokens))
             self._history.add(tokens, self._report)
+        finally:
+            self._busy = False
+
+    def _evaluate_last(self) -> None:
+        self._busy = True
+        try:
+            left = self.output.max_tokens - len(self.tokens) - 1 if self.output.max_tokens >= 0 else self._history.n_ctx
+            drafted = self._ahead.draft(self.tokens[-1], left, self.sampler)
+            self._report(0, 1)
+            self._ahead.evaluate(self.tokens[-1], drafted)
+            self._report(1, 1)
         finally:
             self._busy = False
 

@@ -41,24 +41,24 @@ class History:
         self.settle()
         if self._adapters != self.ctx.adapters:
             self._adapters = self.ctx.adapters
-            self._cut(0)
+            self.cut(0)
         same = next((i for i, (a, b) in enumerate(zip(self.tokens, tokens[:-1])) if a != b), None)
-        return self._cut(min(len(self.tokens), len(tokens) - 1) if same is None else same)
+        return self.cut(min(len(self.tokens), len(tokens) - 1) if same is None else same)
 
     def clear(self) -> None:
         """Begin a text with nothing kept."""
         self.turn += 1
         self._adapters = self.ctx.adapters
-        self._cut(0)
+        self.cut(0)
 
     def settle(self) -> None:
         """Bring tokens and memory into agreement after a step that did not come to its end, wherever it was stopped."""
         memory = self.ctx.memory
         memory.rollback()
         last = min((store.seq_pos_max(self.seq) for store in memory.stores), default=-1)
-        self._cut(min(len(self.tokens), last + 1))
+        self.cut(min(len(self.tokens), last + 1))
 
-    def _cut(self, n: int) -> int:
+    def cut(self, n: int) -> int:
         """Keep n tokens, or none where the memory cannot go back that far (a window, a state); how many were kept."""
         memory = self.ctx.memory
         if memory.seq_pos_max(self.seq) >= n and not memory.seq_rm(self.seq, n, -1):
@@ -66,6 +66,12 @@ class History:
             n = 0
         del self.tokens[n:]
         return n
+
+    def take_back(self, n: int) -> None:
+        """Remove the last n tokens. Where the memory cannot go back that far, those that stay are evaluated again."""
+        kept = self.tokens[:len(self.tokens) - n]
+        if rest := kept[self.cut(len(kept)):]:
+            self.add(rest)
 
     def queue(self, batch: Batch, tokens: Sequence[int], outputs: int = 1) -> None:
         """Rows for the next tokens, the last `outputs` of them with output. If the batch then fails: `settle`."""

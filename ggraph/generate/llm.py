@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from .. import env
 from ..batch import Batch
 from ..context import Context
 from ..errors import ContextFull, Error, TemplateError
@@ -20,6 +21,7 @@ from ..sampling import DEFAULTS, Grammar, Sampler, default_chain
 from .generation import Generation
 from .history import History, Report
 from .output import TokenLogprob, logprob
+from .speculative import Drafter, ModelDraft, NgramDraft, check_vocab
 
 if TYPE_CHECKING:
     from ..chat import ChatTemplate
@@ -55,21 +57,51 @@ class LLM:
         self._context = context
         self._embedders: dict[str | None, Context] = {}
         self._history = History(self.ctx)
+        self._drafts: dict[tuple[Model | LLM, int], ModelDraft] = {}
 
     def generate(self, prompt: str | Sequence[int], *, max_tokens: int = -1, stop: str | Iterable[str] = (),
                  logprobs: int | None = None, special: bool = False, context_shift: bool = False, n_keep: int = 0,
-                 progress: Report | None = None, sampler: Sampler | None = None, **sampling: Any) -> Generation:
+                 progress: Report | None = None, draft: str | Drafter | Model | LLM | None = None, n_draft: int = 8,
+                 sampler: Sampler | None = None, **sampling: Any) -> Generation:
         """Continue a text (or token ids) until the model ends it, a `stop` string comes up, `max_tokens` or the context
         is full. The stop string is not part of the answer.
 
         `sampling`: see `sampler`. `logprobs`: log-probabilities of the tokens, with those of so many likeliest ones.
         `special`: control tokens appear as text. `context_shift`: when full, keep `n_keep` tokens of the prompt (-1: all)
-        and drop half of the rest. `progress(done, total)` is called while the prompt is evaluated.
+        and drop half of the rest. `progress(done, total)` is called while the prompt is evaluated. `draft`: what guesses the
+        next `n_draft` tokens, which are then evaluated together: "ngram" (the text repeats itself) or a smaller model of the same
+        vocabulary. The text stays the same. A model with recurrent layers needs a Context with n_rollback=n_draft for it.
         """
         ids = self.vocab.encode(prompt) if isinstance(prompt, str) else list(prompt)
         return Generation(self._history, self.vocab, ids, sampler or self.sampler(**sampling), max_tokens=max_tokens,
                           stop=stop, logprobs=logprobs, special=special, context_shift=context_shift, n_keep=n_keep,
-                          progress=progress)
+                          progress=progress, drafter=self._drafter(draft, n_draft), n_draft=n_draft)
+
+    def _drafter(self, draft: str | Drafter | Model | LLM | None, n_draft: int) -> Drafter | None:
+        if draft is None or n_draft < 1:
+            return None
+        if self.ctx.memory.rs is not None and self.ctx.cparams.n_rollback < n_draft:
+            env.log(f"wrong guesses cost a run over the whole text: open the context with n_rollback={n_draft}")
+        if isinstance(draft, str):
+            if draft != "ngram":
+                raise Error(f"draft is {draft!r}; it must be 'ngram', a model or a drafter")
+            return NgramDraft()
+        return self._model_draft(draft, n_draft) if isinstance(draft, Model | LLM) else draft
+
+    def _model_draft(self, draft: Model | LLM, n_draft: int) -> ModelDraft:
+        """Made once; a Model gets a Context that lives as long as this LLM."""
+        key = draft, n_draft
+        if key not in self._drafts:
+            check_vocab(self.vocab, draft.vocab)
+            if isinstance(draft, Model):
+                cp = self.ctx.cparams
+                ctx = Context(draft, n_ctx=cp.n_ctx_seq, n_batch=cp.n_batch, n_ubatch=cp.n_ubatch, n_threads=cp.n_threads,
+                              n_threads_batch=cp.n_threads_batch, n_rollback=n_draft)
+                self._owned.insert(0, ctx)
+                self._drafts[key] = ModelDraft(ctx)
+            else:
+                self._drafts[key] = ModelDraft(draft._history)
+        return self._drafts[key]
 
     def chat(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None,
              template_kwargs: Mapping[str, Any] | None = None, **options: Any) -> Generation:
