@@ -94,7 +94,8 @@ class Context:
     Sizes: `n_ctx` cells (0: the model's own context, lowered to what free memory holds), `n_batch` rows a call,
     `n_ubatch` rows a graph run. `kv_unified`: one pool of cells for all sequences, else n_ctx / n_seq_max for each.
     `type_k`, `type_v`: cache types. `flash_attn`: "auto", "on" or "off". `embeddings` with `pooling` (none, mean, cls,
-    last): hidden states instead of logits. `rope`: overrides as `cparams.resolve_rope` takes them. `on_node`: a `Hook`.
+    last, rank: a reranker's scores): hidden states instead of logits. `rope`: overrides as `cparams.resolve_rope` takes them.
+    `on_node`: a `Hook`.
     `n_rollback`: how many tokens `memory.seq_rm` can take from the end of a sequence where layers are recurrent; each costs
     the memory of a state. `adapters`: as `set_adapters` takes them.
     Errors: `PlacementError` if it does not fit, `Error` for values that make no sense.
@@ -326,7 +327,8 @@ class Context:
 
     @property
     def embeddings(self) -> np.ndarray:
-        """float32 [n_outputs, n_embd], or [n_seq, n_embd] with pooling; read-only, valid until the next `process`."""
+        """float32 [n_outputs, n_embd], or [n_seq, n_embd] with pooling ([n_seq, n_cls_out] with "rank"); read-only, valid until
+        the next `process`."""
         return self._result("embd", self.model.hparams.n_embd)
 
     def _result(self, kind: str, width: int) -> np.ndarray:

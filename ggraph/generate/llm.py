@@ -21,7 +21,7 @@ from ..sampling import DEFAULTS, Grammar, Sampler, default_chain
 from .generation import Generation
 from .history import History, Report
 from .output import TokenLogprob, logprob
-from .speculative import Drafter, ModelDraft, NgramDraft, check_vocab
+from .speculative import Drafter, ModelDraft, NgramDraft
 
 if TYPE_CHECKING:
     from ..chat import ChatTemplate
@@ -92,7 +92,6 @@ class LLM:
         """Made once; a Model gets a Context that lives as long as this LLM."""
         key = draft, n_draft
         if key not in self._drafts:
-            check_vocab(self.vocab, draft.vocab)
             if isinstance(draft, Model):
                 cp = self.ctx.cparams
                 ctx = Context(draft, n_ctx=cp.n_ctx_seq, n_batch=cp.n_batch, n_ubatch=cp.n_ubatch, n_threads=cp.n_threads,
@@ -166,7 +165,7 @@ class LLM:
         return out
 
     def _embedder(self, pooling: str | None) -> Context:
-        """A second Context, whose only task is embeddings."""
+        """A second Context, whose only task is embeddings; the same adapters are on."""
         if pooling not in self._embedders:
             n = min(self.ctx.n_ctx, N_EMBED)
             options = {**self._context, "n_ctx": n, "n_batch": n, "n_ubatch": n, "n_seq_max": 1, "embeddings": True}
@@ -176,6 +175,7 @@ class LLM:
                 ctx = Context(self.model, **options, pooling="mean")
             self._embedders[pooling] = ctx
             self._owned.insert(0, ctx)
+        self._embedders[pooling].set_adapters(self.ctx.adapters)
         return self._embedders[pooling]
 
     def _embed(self, ctx: Context, ids: Sequence[int]) -> npt.NDArray[np.float32]:

@@ -10,7 +10,7 @@ import ggraph
 from ggraph.errors import ContextFull, Error, GGUFError, SamplerError, TemplateError
 from ggraph.generate import LLM
 from ggraph.model import Model
-from tests import tiny
+from tests import adapters, tiny
 
 MESSAGES = [{"role": "user", "content": "the rain"}]
 
@@ -112,6 +112,16 @@ def test_embeddings(llm: LLM) -> None:
     np.testing.assert_allclose(plain / np.linalg.norm(plain, axis=1, keepdims=True), rows, atol=1e-6)
     assert not np.allclose(rows[0], last[0])
     assert llm.embed([]).shape == (0, tiny.N_EMBD)
+
+
+def test_embeddings_follow_the_adapters(model: Model, tmp_path: Path) -> None:
+    vector = adapters.write_vector(tmp_path / "v.gguf", {1: np.ones(tiny.N_EMBD, np.float32)})
+    with LLM(model, n_ctx=256) as llm:
+        plain = llm.embed(["the rain"])
+        llm.ctx.set_adapters([(ggraph.Adapter(vector), 2.0)])
+        assert not np.allclose(llm.embed(["the rain"]), plain)
+        llm.ctx.set_adapters([])
+        np.testing.assert_array_equal(llm.embed(["the rain"]), plain)
 
 
 def test_embeddings_that_cannot_be(llm: LLM) -> None:
