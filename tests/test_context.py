@@ -17,6 +17,8 @@ from ggraph import env
 from tests import spec
 
 NAMES = ("llama-dense-b", "llama-moe-b", "gemma3-dense-b", "qwen35-dense-b")
+RECURRENT = ("mamba-dense", "mamba2-dense", "jamba-dense", "falcon-h1-dense", "lfm2-dense", "kimi-linear-moe", "minimax-01-moe",
+             "qwen4exp-moe")
 EXACT = env.get("GGRAPH_BACKEND") != "ref"              # BLAS sums in an order that depends on the shape
 Rows = dict[int, np.ndarray]                            # sequence -> logits [n, n_vocab]
 QUICK = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -25,7 +27,7 @@ QUICK = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCh
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ggraph.Model]]:
     folder = tmp_path_factory.mktemp("models")
-    opened = {n: ggraph.Model(spec.write(spec.specs()[n], folder / f"{n}.gguf")) for n in NAMES}
+    opened = {n: ggraph.Model(spec.write(spec.specs()[n], folder / f"{n}.gguf")) for n in (*NAMES, *RECURRENT)}
     yield opened
     for model in opened.values():
         model.close()
@@ -82,6 +84,23 @@ def test_a_sequence_alone_equals_the_same_beside_others(models: dict[str, ggraph
         assert same(got[s], alone(models[name], s, lengths[s])), f"sequence {s}"
 
 
+@pytest.mark.parametrize("n_ubatch,unified,cut", [(64, True, 9), (7, False, 20), (32, True, 1)])
+@pytest.mark.parametrize("name", RECURRENT)
+def test_every_kind_of_state_starts_anew_and_keeps_to_its_sequence(models: dict[str, ggraph.Model], name: str, n_ubatch: int,
+                                                                   unified: bool, cut: int) -> None:
+    lengths = (30, 23, 37)
+    with context(models[name], n_seq_max=3, n_ubatch=n_ubatch, kv_unified=unified) as ctx:
+        feed(ctx, [(t, s) for s in range(3) for t in ids(9 + s, 5)])             # leaves something in the rows
+        assert all(ctx.memory.seq_rm(s) for s in range(3))
+        parts = []
+        for take in (slice(0, cut), slice(cut, None)):
+            rows = [(t, s) for s, n in enumerate(lengths) for t in ids(s, n)[take]]
+            out = feed(ctx, rows)
+            parts.append([out[[i for i, (_, r) in enumerate(rows) if r == s]] for s in range(3)])
+    for s, n in enumerate(lengths):
+        assert same(np.concatenate([part[s] for part in parts]), alone(models[name], s, n, n_threads=1)), f"sequence {s}"
+
+
 @pytest.mark.parametrize("name", NAMES[:3])
 @pytest.mark.parametrize("keep", [0, 1, 7, 8, 9, 31, 32, 33])
 def test_remove_then_decode_equals_a_recompute(models: dict[str, ggraph.Model], name: str, keep: int) -> None:
@@ -104,9 +123,11 @@ def test_a_refused_removal_changes_nothing(models: dict[str, ggraph.Model]) -> N
         assert same(feed(ctx, [(t, 0) for t in ids(1, 9)]), alone(models["qwen35-dense-b"], 1, 9))
 
 
-@pytest.mark.parametrize("n,together", [(1, True), (2, False), (20, True), (20, False), (31, True), (32, False), (33, True)])
-def test_a_state_goes_back_as_far_as_it_was_asked_to(models: dict[str, ggraph.Model], n: int, together: bool) -> None:
-    model = models["qwen35-dense-b"]
+@pytest.mark.parametrize("name,n,together", [("qwen35-dense-b", n, t) for n, t in ((1, True), (2, False), (20, True), (20, False),
+                                                                                   (31, True), (32, False), (33, True))]
+                         + [(name, n, n > 1) for n in (1, 32) for name in RECURRENT if name != "minimax-01-moe"])
+def test_a_state_goes_back_as_far_as_it_was_asked_to(models: dict[str, ggraph.Model], name: str, n: int, together: bool) -> None:
+    model = models[name]
     with context(model, n_rollback=3, n_seq_max=2) as ctx:
         feed(ctx, [(t, s) for s in (0, 1) for t in ids(s, n)])
         draft = [(t, 0) for t in ids(9, 3)]
@@ -118,8 +139,7 @@ def test_a_state_goes_back_as_far_as_it_was_asked_to(models: dict[str, ggraph.Mo
         assert same(feed(ctx, [(t, 1) for t in ids(1, n + 2)[n:]]), alone(model, 1, n + 2)[n:])
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("n", [1, 7, 8, 9, 40])
+@pytest.mark.parametrize("name,n", [(name, n) for n in (1, 7, 8, 9, 40) for name in NAMES] + [(name, 9) for name in RECURRENT])
 @pytest.mark.parametrize("one", [False, True])
 def test_save_load_decode_equals_going_on(models: dict[str, ggraph.Model], tmp_path: Path, name: str, n: int, one: bool) -> None:
     file = tmp_path / "state"
