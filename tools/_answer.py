@@ -20,7 +20,7 @@ from ._options import Params, sampling_arguments, unescape
 class Writer:
     """Starts no generation itself: `options` are the arguments for the next one, `write` brings it to the user."""
 
-    def __init__(self, llm: ggraph.LLM, p: Params, bars: Bars, load_ms: float):
+    def __init__(self, llm: ggraph.LLM, p: Params, bars: Bars, load_ms: float, draft: Params):
         self.llm, self.bars, self.load_ms = llm, bars, load_ms
         self.json, self.verbose = p["json"], p["verbose_prompt"]
         self.sampling = sampling_arguments(p, p["escape"])
@@ -28,7 +28,7 @@ class Writer:
         self.seed = secrets.randbelow(2**32 - 1) if asked in (None, -1) else asked
         self.n_answers = 0
         self.timings: Any = None
-        self.fixed = {"max_tokens": max(p["n_predict"], -1), "special": p["special"], "n_keep": p["keep"],
+        self.fixed = {**draft, "max_tokens": max(p["n_predict"], -1), "special": p["special"], "n_keep": p["keep"],
                       "context_shift": p["context_shift"] and p["n_predict"] != -2,
                       "stop": [unescape(r) if p["escape"] else r for r in p["reverse_prompt"]], "progress": self._progress}
         llm.sampler(**self.sampling, seed=self.seed)        # what is wrong with it shows before anything is written

@@ -104,11 +104,14 @@ def show_sizes(ctx: ggraph.Context) -> None:
 
 
 def show_timings(load_ms: float, t: Any) -> None:
-    """In llama.cpp's form: load, prompt eval, eval."""
+    """In llama.cpp's form: load, prompt eval, eval; how many of the guesses were right, if there were some."""
     env.log(f"       load time = {load_ms:10.2f} ms")
     env.log(f"prompt eval time = {_rate(t.prompt_ms, t.prompt_n, 'tokens')}")
     env.log(f"       eval time = {_rate(t.eval_ms, t.eval_n, 'runs  ')}")
     env.log(f"   sampling time = {_rate(t.sample_ms, t.sample_n, 'runs  ')}")
+    if t.draft_n:
+        share = t.draft_n_accepted / t.draft_n
+        env.log(f"draft acceptance = {share:10.5f} ({t.draft_n_accepted:5d} accepted / {t.draft_n:5d} drafted)")
     env.log(f"      total time = {load_ms + t.prompt_ms + t.eval_ms + t.sample_ms:10.2f} ms / {t.prompt_n + t.eval_n:5d} tokens")
 
 
@@ -123,4 +126,5 @@ def timings_json(load_ms: float, t: Any) -> dict[str, float]:
         return {f"{name}_n": n, f"{name}_ms": round(ms, 3), f"{name}_per_token_ms": round(ms / max(n, 1), 3),
                 f"{name}_per_second": round(1e3 * n / ms if ms else 0.0, 3)}
     return {"load_ms": round(load_ms, 3), "cache_n": t.cache_n, **rates("prompt", t.prompt_n, t.prompt_ms),
-            **rates("predicted", t.eval_n, t.eval_ms), "sample_ms": round(t.sample_ms, 3)}
+            **rates("predicted", t.eval_n, t.eval_ms), "sample_ms": round(t.sample_ms, 3),
+            **({"draft_n": t.draft_n, "draft_n_accepted": t.draft_n_accepted} if t.draft_n else {})}

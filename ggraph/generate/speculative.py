@@ -52,13 +52,21 @@ class NgramDraft:
 
 class ModelDraft:
     """Guesses with a smaller model, whose `history` follows the text. It draws as the text's sampler would, with the same random
-    numbers, and stops before a token of less probability than `p_min`; less than `n_min` tokens are not worth a run. Its
-    vocabulary must be the text's: see `check_vocab`.
+    numbers, and stops before a token of less probability than `p_min`; less than `n_min` tokens are not worth a run.
     """
 
     def __init__(self, ctx: Context | History, *, n_min: int = 0, p_min: float = 0.0):
         self.history = ctx if isinstance(ctx, History) else History(ctx)
         self.n_min, self.p_min = n_min, p_min
+        self._fits: Vocab | None = None
+
+    def check(self, vocab: Vocab) -> None:
+        """`ModelError` if this is not the vocabulary, by llama.cpp's rule."""
+        if self._fits is not vocab:
+            model = self.history.ctx.model
+            if why := _difference(vocab, model.vocab):
+                raise ModelError(f"{model.path.name} cannot draft for this model, whose vocabulary is another: {why}")
+            self._fits = vocab
 
     def propose(self, tokens: Sequence[int], n: int, sampler: Sampler) -> list[int]:
         history, known = self.history, self.history.ctx.model.n_vocab
@@ -84,14 +92,7 @@ class ModelDraft:
         self.history.ctx.abort()
 
 
-def check_vocab(target: Vocab, draft: Vocab) -> None:
-    """`ModelError` if the tokens of one are not those of the other."""
-    if why := _difference(target, draft):
-        raise ModelError(f"this model cannot draft for the other one, whose vocabulary differs: {why}")
-
-
 def _difference(a: Vocab, b: Vocab) -> str:
-    """llama.cpp's rule"""
     if a is b:
         return ""
     for what in ("kind", "add_bos", "add_eos", "bos", "eos"):
@@ -122,8 +123,10 @@ class Speculation:
     """
 
     def __init__(self, history: History, drafter: Drafter | None = None, n_draft: int = 0):
-        if isinstance(drafter, ModelDraft) and drafter.history.ctx is history.ctx:
-            raise Error("a text cannot be guessed in its own context; draft with another one, or with the model (draft=llm.model)")
+        if isinstance(drafter, ModelDraft):
+            if drafter.history.ctx is history.ctx:
+                raise Error("a text cannot be guessed in its own context; use another one, or the model (draft=llm.model)")
+            drafter.check(history.ctx.model.vocab)
         self.history, self.drafter, self.n_draft = history, drafter, n_draft
         self.ahead: list[int] = []
         self.n_drafted = self.n_accepted = 0

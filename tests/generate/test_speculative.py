@@ -168,7 +168,7 @@ def test_the_draft_models_own_limits(llm: LLM, tmp_path: Path) -> None:
 
 
 def test_another_vocabulary_is_refused(llm: LLM, models: dict[str, Model], tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="cannot draft for the other one, whose vocabulary differs: kind spm and test"):
+    with pytest.raises(ModelError, match="cannot draft for this model, whose vocabulary is another: kind spm and test"):
         llm.generate("a", draft=models["llama-dense-b"])
     tokens = [*tiny.TOKENS[:-1], "▁on"]
     with Model(tiny.write(tmp_path / "m.gguf", tokenizer__ggml__tokens=tokens)) as model, \

@@ -25,6 +25,7 @@ from ggraph.tools.run import main
 from tests import adapters, spec, tiny
 
 GREEDY = ("-c", "256", "--temp", "0")
+EXACT = env.get("GGRAPH_BACKEND") != "ref"              # BLAS sums in an order that depends on the shape
 COMMAND = [sys.executable, "-W", "error", "-m", "ggraph.tools.run"]
 
 
@@ -167,6 +168,26 @@ def test_adapters(file: str, tmp_path: Path) -> None:
     assert run(*args, "--lora", f"{lora},{lora}", "--control-vector", str(vector)).stdout
     assert "is a LoRA; a layer range" in run(*args, "--control-vector", str(lora), "--control-vector-layer-range", "1", "1",
                                              code=1).stderr
+
+
+@pytest.mark.parametrize("seed", ["--temp=0", "--seed=5"])
+def test_speculative(file: str, seed: str) -> None:
+    args = "-m", file, "-c", "256", seed, "-n", "40", "--json", "the rain the rain the rain the rain"
+    plain = json.loads(run(*args).stdout)
+    assert "draft_n" not in plain["timings"]
+    for more in (("--spec-type", "draft-simple", "-md", file, "--spec-draft-n-max", "5"),
+                 ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "1", "--spec-ngram-simple-size-m", "4")):
+        r = run(*args, *more)
+        out = json.loads(r.stdout)
+        n, accepted = out["timings"]["draft_n"], out["timings"]["draft_n_accepted"]
+        assert (out["text"], out["tokens"]) == (plain["text"], plain["tokens"])
+        assert f"({accepted:5d} accepted / {n:5d} drafted)" in r.stderr
+        assert accepted == n if "-md" in more and EXACT else accepted <= n
+    assert json.loads(run(*args, *more[:2], "--spec-ngram-simple-size-n", "60").stdout)["text"] == plain["text"]
+    out = run(*args, "-md", file, "--spec-type", "draft-simple", "--spec-draft-n-min", "4", "--spec-draft-p-min", "0.99")
+    assert "draft_n" not in json.loads(out.stdout)["timings"]
+    assert "the draft model is not used" in run(*args, "-md", file).stderr
+    assert "give -md" in run(*args, "--spec-type", "draft-simple", code=2).stderr
 
 
 def test_context_full_and_shift(file: str) -> None:

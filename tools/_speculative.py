@@ -1,0 +1,60 @@
+"""Speculative decoding on a command line: options under llama.cpp's names, and the drafter that they describe.
+
+In: checked options. Out: arguments of `ggraph.Context` for going back, of `ggraph.LLM.generate` for guessing.
+"""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import click
+
+import ggraph
+from ggraph import env, hub
+
+from ._console import Bars
+from ._options import Params, context_arguments, group
+
+_speculative = group("Speculative decoding")
+_count, _probability = click.IntRange(min=1), click.FloatRange(0, 1)
+
+SPECULATIVE = (
+    _speculative("--spec-type", type=click.Choice(["none", "ngram-simple", "draft-simple"]), default="none", show_default=True,
+                 help="Guess tokens and evaluate them together: where the text repeats itself, or with a draft model."),
+    _speculative("-md", "--spec-draft-model", "--model-draft", metavar="MODEL",
+                 help="A smaller model of the same vocabulary, for draft-simple; as -m."),
+    _speculative("--spec-draft-n-max", type=_count, default=3, show_default=True, metavar="N",
+                 help="Tokens that the draft model guesses, at most."),
+    _speculative("--spec-draft-n-min", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
+                 help="Fewer guesses of the draft model are not tried."),
+    _speculative("--spec-draft-p-min", "--draft-p-min", type=_probability, default=0.0, show_default=True, metavar="P",
+                 help="The draft model stops before a token that it thinks less probable."),
+    _speculative("--spec-ngram-simple-size-n", type=_count, default=12, show_default=True, metavar="N",
+                 help="Last tokens that must have stood earlier in the text, for ngram-simple."),
+    _speculative("--spec-ngram-simple-size-m", type=_count, default=48, show_default=True, metavar="N",
+                 help="Tokens that are then guessed, at most."),
+)
+
+
+def n_guesses(p: Params) -> int:
+    """How many tokens are guessed at once, and so how far memory must be able to go back."""
+    return int({"none": 0, "ngram-simple": p["spec_ngram_simple_size_m"], "draft-simple": p["spec_draft_n_max"]}[p["spec_type"]])
+
+
+@contextlib.contextmanager
+def drafting(p: Params, llm: ggraph.LLM, bars: Bars) -> Iterator[Params]:
+    """Arguments of `generate`, with the draft model open if there is one."""
+    kind, n = p["spec_type"], n_guesses(p)
+    if p["spec_draft_model"] and kind != "draft-simple":
+        env.log("the draft model is not used: give --spec-type draft-simple")
+    if kind == "none":
+        yield {}
+    elif kind == "ngram-simple":
+        size = p["spec_ngram_simple_size_n"]
+        yield {"draft": ggraph.NgramDraft(size, n, least=size), "n_draft": n}
+    else:
+        path = hub.resolve(p["spec_draft_model"], lambda done, total: bars("fetch", done, total))
+        options = {**context_arguments(p), "n_ctx": llm.ctx.cparams.n_ctx_seq, "adapters": [], "n_rollback": n, "progress": bars}
+        with ggraph.Model(path, repack=p["repack"]) as model, ggraph.Context(model, **options) as ctx:
+            bars.close()
+            yield {"draft": ggraph.ModelDraft(ctx, n_min=p["spec_draft_n_min"], p_min=p["spec_draft_p_min"]), "n_draft": n}
