@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ from .build import Builder, Dims
 from .cparams import POOLING, CParams, resolve_rope
 from .errors import Aborted, BatchError, ContextFull, Error, PlacementError
 from .graph import Graph
+from .hparams import HParams
 from .inputs import Given, graph_key, sizes
 from .memory import Step
 from .memory.cache import KVCache
@@ -117,6 +118,7 @@ class Context:
                                swa_full=swa_full, n_rollback=n_rollback)
         self.backends: list[Backend] = model.place(progress)
         self.mix = Mix()
+        check_context(model.hparams, self.cparams)
         self.memory = LayerMemory(model.hparams, self.cparams)
         self.arenas = {b: Arena(b) for b in self.backends}
         self.plans = PlanCache()
@@ -133,10 +135,6 @@ class Context:
 
     def _open(self) -> None:
         """Allocate cache and arena, and build the plan of a plain decode, so that what does not fit shows at once."""
-        needed, free = self.memory.nbytes, env.free_memory()
-        if needed > free:
-            raise PlacementError(f"n_ctx = {self.n_ctx} needs {needed / 2**20:.0f} MiB of cache, {free / 2**20:.0f} MiB are free; "
-                                 "give a smaller n_ctx, or a smaller cache type")
         self.memory.alloc(self.backends[-1])
         self._build(("decode", *self._static_key(), "token"), embd=False)
 
@@ -446,11 +444,24 @@ def resolve(model: Model, *, n_ctx: int, n_batch: int, n_ubatch: int, n_seq_max:
                    type_k=k, type_v=v, swa_full=swa_full, n_rollback=n_rollback, rope=resolve_rope(hp, rope))
 
 
+def cell_bytes(hp: HParams, type_k: dtypes.DType, type_v: dtypes.DType, layers: Iterable[int]) -> int:
+    """Bytes of K and V of one cell in all of these layers."""
+    return sum(type_k.row_bytes(hp.n_embd_k_gqa(il)) + type_v.row_bytes(hp.n_embd_v_gqa(il)) for il in layers if hp.has_kv(il)) or 1
+
+
+def check_context(hp: HParams, cp: CParams) -> None:
+    """PlacementError if the cache of all layers without a window does not fit the free memory."""
+    whole = [il for il in range(hp.n_layer) if not hp.is_swa(il) or cp.swa_full]
+    needed, free = cell_bytes(hp, cp.type_k, cp.type_v, whole) * cp.n_ctx, env.free_memory()
+    if needed > free:
+        raise PlacementError(f"n_ctx = {cp.n_ctx} needs {needed / 2**20:.0f} MiB of cache, {free / 2**20:.0f} MiB are free; "
+                             "give a smaller n_ctx, or a smaller cache type")
+
+
 def fit_context(model: Model, type_k: dtypes.DType, type_v: dtypes.DType) -> int:
     """The model's own context, or the largest whose cache takes at most half of the free memory; says so if it is less."""
     hp = model.hparams
-    layers = filter(hp.has_kv, range(hp.n_layer))
-    per_cell = sum(type_k.row_bytes(hp.n_embd_k_gqa(il)) + type_v.row_bytes(hp.n_embd_v_gqa(il)) for il in layers) or 1
+    per_cell = cell_bytes(hp, type_k, type_v, range(hp.n_layer))
     fits = max(N_PAD, env.free_memory() // 2 // per_cell // N_PAD * N_PAD)
     if fits < hp.n_ctx_train:
         env.log(f"n_ctx = {fits}: the model's own context of {hp.n_ctx_train} would need "

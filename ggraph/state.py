@@ -59,7 +59,7 @@ def load(memory: LayerMemory, host: Backend, path: Path, seq: int | None) -> Non
 
 
 def put(memory: LayerMemory, host: Backend, arrays: Arrays, seq: int | None, source: str) -> None:
-    """What `collect` gave, in place of what is here; `source` names it in errors. Error, and nothing changed, if it does not fit."""
+    """What `collect` gave, in place of what is here; `source` names it in errors. Error, and nothing changed, if it is unfit."""
     try:
         header = json.loads(arrays["header"].tobytes())
     except (ValueError, KeyError) as e:
