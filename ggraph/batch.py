@@ -241,6 +241,9 @@ Splitter = Callable[[Ubatch, int], Iterator[Ubatch]]
 
 def split_simple(batch: Ubatch, n_ubatch: int) -> Iterator[Ubatch]:
     """Pieces of `n_ubatch` rows in batch order, whatever their sequences."""
+    if batch.n_tokens <= n_ubatch and len(set(batch.seq_ids)) == 1:
+        yield batch
+        return
     for start in range(0, batch.n_tokens, n_ubatch):
         rows = range(start, min(start + n_ubatch, batch.n_tokens))
         yield batch.take(sorted(rows, key=batch.seq_ids.__getitem__))

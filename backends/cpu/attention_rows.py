@@ -13,7 +13,7 @@ from ggraph.dtypes import BF16, F16, F32, DType
 
 from . import simd
 from .attention_block import PANEL
-from .attention_tile import multiply, prefetch, store_columns, store_words
+from .attention_tile import multiply, store_columns, store_words
 from .kernel import inline
 from .unpack import unpacker
 
@@ -171,7 +171,7 @@ def values(name: str, whole: bool) -> tuple[str, Function]:
         for i in range(m):
             row, place = simd.get_i64(rows + 8 * i), dst + i * 4 * (n + 15 & -16)
             for j in range(0, n * nbytes // block, 64):
-                prefetch(row + ahead + j)
+                simd.prefetch(row + ahead + j)
             convert(row, place, n)
             simd.put_i64(rows + 8 * i, place)
     return "F32", move

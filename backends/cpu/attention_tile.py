@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba import types
 
 from . import simd, targets
-from .vector import F32, I8, I16, I32, I64, Builder, Value, call, const, f32x16, i8x64, op, pointer, shuffle, spread
+from .vector import F32, I16, I64, Builder, Value, const, f32x16, i8x64, op, pointer, shuffle, spread
 
 _intp, _void = types.intp, types.void
 _F, _WORDS = f32x16.ir, ir.VectorType(I16, 16)
@@ -91,20 +91,11 @@ class _Loop:
         else:
             place, n = b.add(_entry(b, near, b.and_(k, I64(63))), b.shl(b.lshr(k, I64(6)), I64(7))), 128
         for i in range(0, n, 64):
-            _prefetch(b, b.add(b.add(place, ahead), I64(i)))
+            simd.emit_prefetch(b, b.add(b.add(place, ahead), I64(i)))
 
 
 def _entry(b: Builder, table: Value, i: Value) -> Value:
     return b.load(b.gep(pointer(b, table, I64), [i]), align=8)
-
-
-def _prefetch(b: Builder, address: Value) -> None:
-    """Ask for a cache line, into the second level."""
-    args = pointer(b, address, I8), I32(0), I32(2), I32(1)              # to be read; kept a while; data
-    call(b, "llvm.prefetch.p0", ir.VoidType(), *args)
-
-
-prefetch = op(_void(_intp))(_prefetch)
 
 
 # Transpositions: first within the parts of 128 bits that registers are made of, by interleaving; then of whole parts.

@@ -29,6 +29,7 @@ __all__ = ["matmul_kernel", "panel_bytes", "quantized", "supports"]
 
 SUMS_F16 = (dtypes.Q4_1, dtypes.Q5_1)               # their offsets meet sums in f16, as in llama.cpp's q8_1
 L2 = 512 << 10                                      # bytes of activations that are kept hot
+AHEAD = 4096                                        # weights are asked for so many bytes before they are needed
 
 
 def quantized(dtype: DType) -> bool:
@@ -117,6 +118,7 @@ def _tile(dtype: DType, width: int) -> Callable[..., Any]:
     columns = tile.columns(width, fmt.wide, fmt.bias, fmt.mins, fmt.small, dtype in SUMS_F16)
     codes, scales = _codes(fmt), fmt.scales
     block, n_blocks, head, values, step = dtype.block, fmt.blocks, fmt.head_bytes, fmt.values, BLOCK * width
+    size = fmt.nbytes // n_blocks
 
     @inline
     def one(w, act, k):
@@ -124,6 +126,8 @@ def _tile(dtype: DType, width: int) -> Callable[..., Any]:
         for _ in range(k // block):
             v = w + head
             for i in range(n_blocks):
+                for j in range(0, size, 64):
+                    simd.prefetch(v + AHEAD + j)
                 acc = columns(acc, codes(v), scales(w, i), act)
                 v += values
                 act += step
@@ -157,6 +161,8 @@ def _plain_tile(dtype: DType, width: int) -> Callable[..., Any]:
     def one(w, act, k):
         even, odd = zeros(), zeros()
         for _ in range(k // 2):
+            for j in range(0, 2 * size, 64):
+                simd.prefetch(w + AHEAD + j)
             even, odd = outer(even, load(w), act), outer(odd, load(w + size), act + step)
             w += 2 * size
             act += 2 * step

@@ -214,6 +214,17 @@ def store_bytes(b: Builder, address: Value, x: Value) -> None:
     b.store(x, pointer(b, address, i8x64.ir), align=1)
 
 
+def emit_prefetch(b: Builder, address: Value) -> None:
+    args = pointer(b, address, I8), I32(0), I32(2), I32(1)              # to be read; kept a while; data
+    call(b, "llvm.prefetch.p0", ir.VoidType(), *args)
+
+
+@op(_void(_intp))
+def prefetch(b: Builder, address: Value) -> None:
+    """Ask for a cache line, into the second level. Any address will do."""
+    emit_prefetch(b, address)
+
+
 # Making vectors.
 
 def _spreads(ty: Vec) -> Any:
