@@ -125,11 +125,13 @@ class Context:
         self.perf = Perf()
         self._busy = threading.RLock()
         self._aborted = False
+        self._closed = False
         self.times: list[NodeTime] | None = None           # give it a list, and every step's time is appended
         self._rows: np.ndarray | None = None
         self._rows_kind = ""
         self._take_adapters(adapters, progress)
         self._open()
+        model.contexts.add(self)
         self.perf.load_ms = 1e3 * (time.perf_counter() - start)
         debug.opened([b.name for b in self.backends], self.bytes)
 
@@ -199,6 +201,8 @@ class Context:
         if not self._busy.acquire(blocking=False):      # an RLock: what an interrupt left locked, its thread can take again
             raise Error("this Context is in use by another thread; give each thread a Context of its own")
         try:
+            if self._closed:
+                raise Error("this Context is closed, by itself or with its Model; open a new one")
             yield
         finally:
             self._busy._release_save()  # type: ignore[attr-defined]
@@ -373,12 +377,16 @@ class Context:
             b.abort()
 
     def close(self) -> None:
-        """Free cache and arena."""
-        self.plans.plans.clear()
-        for b, arena in self.arenas.items():
-            if arena.buffer is not None:
-                b.free(arena.buffer)
-        self.memory.free(self.backends[-1])
+        """Free cache and arena, once another thread's `process` has ended. What comes after is an Error."""
+        with self._busy:
+            if self._closed:
+                return
+            self._closed = True
+            self.plans.plans.clear()
+            for b, arena in self.arenas.items():
+                if arena.buffer is not None:
+                    b.free(arena.buffer)
+            self.memory.free(self.backends[-1])
 
     def __enter__(self) -> Context:
         return self
@@ -423,7 +431,10 @@ def resolve(model: Model, *, n_ctx: int, n_batch: int, n_ubatch: int, n_seq_max:
         least = 0 if name in ("n_ctx", "n_rollback") else 1
         if value < least:
             raise Error(f"{name} is {value}; it must be at least {least}")
-    k, v = dtypes.parse(type_k), dtypes.parse(type_v)
+    try:
+        k, v = dtypes.parse(type_k), dtypes.parse(type_v)
+    except ValueError as e:
+        raise Error(f"type_k, type_v: {e}") from None
     total = fit_context(model, k, v) if n_ctx == 0 else n_ctx
     share = total if kv_unified else -(-total // n_seq_max)
     n_ctx_seq = -(-share // N_PAD) * N_PAD

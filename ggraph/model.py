@@ -15,6 +15,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakSet
 
 from . import backend, env, gguf
 from .errors import ModelError
@@ -48,7 +49,7 @@ class Model:
         try:
             self._overrides = dict(kv_overrides or {})
             self.kv: Mapping[str, Any] = ChainMap(self._overrides, self.file.kv)  # type: ignore[arg-type]
-            self.arch = find_architecture(self.file.arch)
+            self.arch = find_architecture(str(self.kv.get("general.architecture", self.file.arch)))
             with sensible(self.path.name):
                 self.hparams: HParams = self.arch.hparams(self.kv)
                 self.weights = Weights(self.file, self.hparams)
@@ -59,6 +60,8 @@ class Model:
             raise
         self.options = {"n_gpu_layers": n_gpu_layers, "override_tensor": override_tensor, "repack": repack}
         self.backends: list[backend.Backend] = []
+        self.contexts: WeakSet[Any] = WeakSet()         # those that stand on this model
+        self.closed = False
         self._lock = threading.Lock()
         self._vocab: Vocab | None = None
         self._template: ChatTemplate | None = None
@@ -91,6 +94,8 @@ class Model:
     def place(self, progress: backend.Progress | None = None) -> list[backend.Backend]:
         """Open the backends and give them the weights, once; a later call returns the same ones."""
         with self._lock:
+            if self.closed:
+                raise ModelError(f"the model {self.path.name} is closed; load it again with Model(path)")
             if not self.backends:
                 opened = backend.open_backend(env.get("GGRAPH_BACKEND") or "cpu", repack=self.options["repack"])
                 opened.pack(list(self.weights.leaves.values()), progress)
@@ -98,7 +103,11 @@ class Model:
             return self.backends
 
     def close(self) -> None:
-        """Free what the backends hold and unmap the file. Contexts of this model must not be used afterwards."""
+        """Close the Contexts of this model, free what the backends hold and unmap the file."""
+        with self._lock:
+            self.closed = True
+        for ctx in list(self.contexts):
+            ctx.close()
         for b in self.backends:
             b.close()
         self.backends = []

@@ -315,6 +315,43 @@ def test_two_threads_at_once_raise_and_an_abort_leaves_a_usable_context(models: 
         feed(ctx, [(2, 0)])
 
 
+@pytest.mark.parametrize("what", ["context", "model"])
+def test_after_close_there_is_an_error(tmp_path: Path, what: str) -> None:
+    model = ggraph.Model(spec.write(spec.specs()["llama-dense-b"], tmp_path / "m.gguf"))
+    ctx = context(model)
+    kept = feed(ctx, [(1, 0)])
+    (ctx if what == "context" else model).close()
+    with pytest.raises(ggraph.Error, match="this Context is closed, by itself or with its Model"):
+        feed(ctx, [(2, 0)])
+    with pytest.raises(ggraph.Error, match="is closed"):
+        ctx.state_save(tmp_path / "state")
+    assert np.isfinite(kept).all() and not (tmp_path / "state").exists()
+    ctx.close()
+    model.close()
+
+
+def test_a_model_that_closes_waits_for_what_runs(tmp_path: Path) -> None:
+    model = ggraph.Model(spec.write(spec.specs()["llama-dense-b"], tmp_path / "m.gguf"))
+    started, go, ended = threading.Event(), threading.Event(), []
+
+    def wait(name: str, array: np.ndarray, node: Any) -> None:
+        started.set()
+        go.wait(10)
+
+    ctx = context(model, on_node=ggraph.Hook("l_out-0", wait))
+    worker = threading.Thread(target=lambda: ended.append(feed(ctx, [(1, 0)])))
+    worker.start()
+    started.wait(10)
+    closer = threading.Thread(target=model.close)
+    closer.start()
+    closer.join(0.2)
+    assert closer.is_alive()
+    go.set()
+    worker.join(10)
+    closer.join(10)
+    assert len(ended) == 1 and not closer.is_alive()
+
+
 def test_ubatches_done_before_a_failure_stay(models: dict[str, ggraph.Model]) -> None:
     calls = []
 
