@@ -170,13 +170,17 @@ class _Setup:
 
 def describe() -> str:
     """The words of a chain, one a line, for help texts."""
-    usages = {name: f"{name} {word.usage}".strip() for name, word in WORDS.items()}
+    usages = {name: _usage(name) for name in WORDS}
     width = max(map(len, usages.values()))
     return "\n".join(f"{usage:{width}}  {WORDS[name].meaning}" for name, usage in usages.items())
 
 
 def _known() -> str:
-    return "known words: " + ", ".join(f"{name} {word.usage}".strip() for name, word in WORDS.items())
+    return "known words: " + ", ".join(map(_usage, WORDS))
+
+
+def _usage(name: str) -> str:
+    return f"{name} {WORDS[name].usage}".strip()
 
 
 def _parse(chain: str, n_vocab: int) -> Iterator[tuple[Word, tuple[Any, ...]]]:
@@ -198,8 +202,7 @@ def _arguments(name: str, fields: list[str], n_vocab: int) -> Iterator[Any]:
     if wanted[-1:] == ["..."]:
         wanted = wanted[:-1] * max(len(fields) // (len(wanted) - 1), 1)
     if len(fields) != len(wanted):
-        usage = f"{name} {WORDS[name].usage}".strip()
-        raise SamplerError(f"{name} takes {usage!r}, not {' '.join([name, *fields])!r}; {_known()}")
+        raise SamplerError(f"{name} takes {_usage(name)!r}, not {' '.join([name, *fields])!r}")
     for what, text in zip(wanted, fields, strict=True):
         kind, low, high = _ARGUMENTS.get(what, _FLOAT)
         if what == "ID":
@@ -211,5 +214,5 @@ def _arguments(name: str, fields: list[str], n_vocab: int) -> Iterator[Any]:
         if not low <= value <= high:
             number = f"a whole number from {low} to {high}" if kind is int else "a finite number"
             number += " above 0" if low == _TINY else ""
-            raise SamplerError(f"{name}: {what} must be {number}, not {text!r}; {_known()}")
+            raise SamplerError(f"{name}: {what} must be {number}, not {text!r}, in {_usage(name)!r}")
         yield kind(value)

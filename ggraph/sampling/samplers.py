@@ -111,7 +111,9 @@ def top_p(c: Candidates, p: f32) -> None:
 
 
 def min_p(c: Candidates, p: f32) -> None:
-    c.keep(np.flatnonzero(c.logits >= c.logits[c.best()] + log(p)))
+    best = c.best()
+    likely = np.flatnonzero(c.logits >= c.logits[best] + log(p))
+    c.keep(likely if len(likely) else np.array([best]))     # P above 1
 
 
 def typical(c: Candidates, p: f32) -> None:
