@@ -80,14 +80,6 @@ def _expm1(x):
 
 
 @inline
-def _gelu_erf(x):
-    """From 3.925 on, erf is 1: an ulp less, as `vmath.erf` stays, would be multiplied by x."""
-    t = x * 0.70710678118654752440084436210484
-    one = simd.splat_f32(1.0)
-    return 0.5 * x * (1.0 + simd.select(t > 3.925, one, simd.select(t < -3.925, -one, vmath.erf(t))))
-
-
-@inline
 def _softplus(x):
     """ln(1 + e^x). The rounding of 1 + e is divided out again."""
     e = vmath.exp(x)
@@ -124,7 +116,7 @@ def _hardswish(x):
 
 _WITH_NUMBERS = {"scale": _scale, "clamp": _clamp, "fill": _fill, "softcap": _softcap}
 _FUNCTIONS = {"abs": _absolute, "neg": _neg, "expm1": _expm1, "sqr": _sqr, "sqrt": _sqrt, "relu": _relu,
-              "gelu_erf": _gelu_erf, "softplus": _softplus, "elu": _elu, "step": _step, "sgn": _sgn,
+              "softplus": _softplus, "elu": _elu, "step": _step, "sgn": _sgn,
               "hardsigmoid": _hardsigmoid, "hardswish": _hardswish}            # the rest is in `vmath`
 _GATES = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu", "geglu_erf": "gelu_erf", "geglu_quick": "gelu_quick"}
 

@@ -297,3 +297,9 @@ def test_the_edges_of_functions() -> None:
     assert _same_floats(_apply("exp", x)[:8], np.array([1, 1, inf, 0, nan, 1, inf, 0], np.float32))
     assert _same_floats(_apply("tanh", x)[:8], np.array([0, 0, 1, -1, nan, 1e-45, 1, -1], np.float32))
     assert _same_floats(_apply("log", x)[:5], np.array([-inf, -inf, inf, nan, nan], np.float32))
+
+
+def test_erf_is_one_where_it_rounds_to_one() -> None:
+    x = np.array([3.925, 4.0, 13.0, np.inf, -3.925, -np.inf, np.nan, 0.0] * 2, np.float32)
+    assert _same_floats(_apply("erf", x)[:8], np.array([1, 1, 1, 1, -1, -1, np.nan, 0], np.float32))
+    assert not _apply("gelu_erf", np.linspace(-20, -5.6, 64, dtype=np.float32)).any()
