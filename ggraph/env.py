@@ -98,7 +98,7 @@ def set_quiet(quiet: bool) -> None:
 
 def log(message: str, level: int = 0) -> None:
     """One line on standard error: level 0 unless quiet, above that when GGRAPH_DEBUG reaches the level."""
-    if (debug() >= level) if level else not _quiet:
+    if sys.stderr is not None and ((debug() >= level) if level else not _quiet):
         sys.stderr.write(f"ggraph: {message}\n")
         sys.stderr.flush()
 

@@ -78,6 +78,8 @@ def resolve(name: str | Path = DEFAULT, progress: Progress | None = None) -> Pat
     path = Path(name).expanduser()
     if path.is_file():
         return path
+    if not str(name):
+        raise HubError(f"the name of the model is empty; {_HOW}")
     raise HubError(f"{name} is a folder; {_HOW}" if path.is_dir() else f"no file {name}; {_HOW}")
 
 

@@ -30,6 +30,8 @@ def _header(memory: LayerMemory, seq: int | None) -> dict[str, Any]:
 
 def save(memory: LayerMemory, host: Backend, path: Path, seq: int | None) -> None:
     arrays = collect(memory, host, seq)
+    if path.is_dir() or not path.parent.is_dir():
+        raise Error(f"{path} is a folder, not a file" if path.is_dir() else f"there is no folder {path.parent}")
     fd, temp = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     try:
         with os.fdopen(fd, "wb") as f:

@@ -330,6 +330,13 @@ def test_after_close_there_is_an_error(tmp_path: Path, what: str) -> None:
     model.close()
 
 
+def test_a_state_is_saved_where_a_folder_is_and_nothing_else_of_that_name(models: dict[str, ggraph.Model], tmp_path: Path) -> None:
+    with context(models["llama-dense-b"]) as ctx:
+        for path, said in (tmp_path / "no" / "state", "there is no folder"), (tmp_path, "is a folder, not a file"):
+            with pytest.raises(ggraph.Error, match=said):
+                ctx.state_save(path)
+
+
 def test_a_model_that_closes_waits_for_what_runs(tmp_path: Path) -> None:
     model = ggraph.Model(spec.write(spec.specs()["llama-dense-b"], tmp_path / "m.gguf"))
     started, go, ended = threading.Event(), threading.Event(), []

@@ -87,3 +87,8 @@ def test_log(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     finally:
         env.set_quiet(False)
     assert capsys.readouterr().err == "ggraph: shown\nggraph: also shown\nggraph: asked for\n"
+
+
+def test_without_a_standard_error_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", None)
+    env.log("said to nobody")

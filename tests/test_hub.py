@@ -60,6 +60,8 @@ def test_no_such_path_says_what_to_give(tmp_path: Path) -> None:
         resolve("nosuch")
     with pytest.raises(HubError, match="is a folder"):
         resolve(tmp_path)
+    with pytest.raises(HubError, match="the name of the model is empty; give the path"):
+        resolve("")
 
 
 def test_parts_are_fetched_joined_kept_and_found_again(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
