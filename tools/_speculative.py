@@ -16,6 +16,7 @@ from ._console import Bars
 from ._options import Params, context_arguments, group
 
 _speculative = group("Speculative decoding")
+MAX_ROLLBACK = 8        # each step back costs the memory of a state
 _count, _probability = click.IntRange(min=1), click.FloatRange(0, 1)
 
 SPECULATIVE = (
@@ -37,8 +38,13 @@ SPECULATIVE = (
 
 
 def n_guesses(p: Params) -> int:
-    """How many tokens are guessed at once, and so how far memory must be able to go back."""
+    """How many tokens are guessed at once."""
     return int({"none": 0, "ngram-simple": p["spec_ngram_simple_size_m"], "draft-simple": p["spec_draft_n_max"]}[p["spec_type"]])
+
+
+def n_rollback(p: Params) -> int:
+    """How far the state of recurrent layers, should there be some, must be able to go back."""
+    return min(n_guesses(p), MAX_ROLLBACK)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from ._answer import Writer
 from ._chat import Chat
 from ._console import Bars, show_sizes, show_timings
 from ._options import CONTEXT, INTERRUPTED, MODEL, ROPE, SAMPLING, Command, Params, context_arguments, group, options, unescape
-from ._speculative import SPECULATIVE, drafting, n_guesses
+from ._speculative import SPECULATIVE, drafting, n_rollback
 
 _prompt, _chat, _output = group("Prompt and length"), group("Chat"), group("Output")
 _file = click.Path(exists=True, dir_okay=False, allow_dash=True)
@@ -125,7 +125,7 @@ def _loaded(p: Params, chat: bool, bars: Bars) -> Iterator[Writer]:
         template = _template(p, model)
         if chat and template is None:
             raise ggraph.TemplateError(f"{path.name} has no chat template: give a prompt to continue, or --chat-template-file")
-        context = {**context_arguments(p), "n_rollback": n_guesses(p)}
+        context = {**context_arguments(p), "n_rollback": n_rollback(p)}
         with ggraph.LLM(model, chat_template=template, progress=bars, **context) as llm, drafting(p, llm, bars) as draft:
             bars.close()
             writer = Writer(llm, p, bars, 1e3 * (time.perf_counter() - start), draft)

@@ -70,7 +70,7 @@ class LLM:
         `special`: control tokens appear as text. `context_shift`: when full, keep `n_keep` tokens of the prompt (-1: all)
         and drop half of the rest. `progress(done, total)` is called while the prompt is evaluated. `draft`: what guesses the
         next `n_draft` tokens, which are then evaluated together: "ngram" (the text repeats itself) or a smaller model of the same
-        vocabulary. The text stays the same. A model with recurrent layers needs a Context with n_rollback=n_draft for it.
+        vocabulary. The text stays the same. A model with recurrent layers needs a Context with `n_rollback` for it.
         """
         ids = self.vocab.encode(prompt) if isinstance(prompt, str) else list(prompt)
         return Generation(self._history, self.vocab, ids, sampler or self.sampler(**sampling), max_tokens=max_tokens,
@@ -80,8 +80,8 @@ class LLM:
     def _drafter(self, draft: str | Drafter | Model | LLM | None, n_draft: int) -> Drafter | None:
         if draft is None or n_draft < 1:
             return None
-        if self.ctx.memory.rs is not None and self.ctx.cparams.n_rollback < n_draft:
-            env.log(f"wrong guesses cost a run over the whole text: open the context with n_rollback={n_draft}")
+        if self.ctx.memory.rs is not None and not self.ctx.cparams.n_rollback:
+            env.log(f"a wrong guess costs a run over the whole text: open the context with n_rollback={n_draft}")
         if isinstance(draft, str):
             if draft != "ngram":
                 raise Error(f"draft is {draft!r}; it must be 'ngram', a model or a drafter")

@@ -116,9 +116,10 @@ def probability(row: np.ndarray, token: int) -> float:
 
 
 class Speculation:
-    """Evaluates a text's next token together with `n_draft` guesses at most. `ahead` are those guesses that memory holds and the
-    sampler has not come to; while there are some, `row` are the logits for the next of them.
+    """Evaluates a text's next token together with `n_draft` guesses at most; with recurrent layers, no more than the Context's
+    n_rollback, and where that is 0 a wrong guess costs a run over the whole text.
 
+    `ahead` are those guesses that memory holds and the sampler has not come to; `row` are the logits for the next token.
     `n_drafted` and `n_accepted` count guesses; those that stood behind the end of the text are not counted.
     """
 
@@ -127,7 +128,8 @@ class Speculation:
             if drafter.history.ctx is history.ctx:
                 raise Error("a text cannot be guessed in its own context; use another one, or the model (draft=llm.model)")
             drafter.check(history.ctx.model.vocab)
-        self.history, self.drafter, self.n_draft = history, drafter, n_draft
+        back = history.ctx.cparams.n_rollback if history.ctx.memory.rs is not None else 0
+        self.history, self.drafter, self.n_draft = history, drafter, min(n_draft, back or n_draft)
         self.ahead: list[int] = []
         self.n_drafted = self.n_accepted = 0
 

@@ -11,6 +11,7 @@ import pytest
 from ggraph import env
 from ggraph.errors import Error, ModelError
 from ggraph.generate import LLM, Generation, ModelDraft, NgramDraft
+from ggraph.grammar import Grammar
 from ggraph.model import Model
 from ggraph.sampling import Sampler
 from tests import spec, tiny
@@ -88,7 +89,7 @@ def test_with_the_same_model_every_draft_is_accepted(any_llm: LLM, sampling: dic
         want = any_llm.generate(prompt, max_tokens=24, **sampling).read()
         g = any_llm.generate(prompt, max_tokens=24, draft=any_llm.model, n_draft=6, **sampling)
         assert g.read() == want
-        assert g.timings.draft_n == g.timings.draft_n_accepted >= 18
+        assert g.timings.draft_n == g.timings.draft_n_accepted >= 15
 
 
 def test_a_text_that_repeats_itself(llm: LLM) -> None:
@@ -125,6 +126,15 @@ def test_ends_inside_an_accepted_run(llm: LLM) -> None:
             assert outcome(llm.generate(prompt, draft=draft, **GREEDY, **end)) == want, end
 
 
+def test_a_grammar_holds(llm: LLM) -> None:
+    options: dict[str, Any] = {"max_tokens": 30, "temperature": 1.0, "seed": 3}
+    rule = 'root ::= ("the " | "rain " | "in ")+ "."'
+    want = outcome(llm.generate("the rain", grammar=Grammar.gbnf(llm.vocab, rule), **options))
+    drafts: list[Any] = ["ngram", llm.model, Always(264)]
+    for draft in drafts:
+        assert outcome(llm.generate("the rain", draft=draft, grammar=Grammar.gbnf(llm.vocab, rule), **options)) == want
+
+
 @pytest.mark.parametrize("shift", [False, True])
 def test_the_context_fills(llm: LLM, shift: bool) -> None:
     options: dict[str, Any] = {"ignore_eos": True, "seed": 1, "context_shift": shift, "max_tokens": 300}
@@ -135,7 +145,7 @@ def test_the_context_fills(llm: LLM, shift: bool) -> None:
 
 
 def test_a_turn_goes_on_from_what_was_accepted(models: dict[str, Model]) -> None:
-    with LLM(models["qwen35-dense-b"], n_ctx=256, n_rollback=8) as llm:
+    with LLM(models["qwen35-dense-b"], n_ctx=256, n_rollback=4) as llm:
         g = llm.generate(PROMPTS[2], max_tokens=10, draft=llm.model, **GREEDY)
         g.read()
         turn = [*PROMPTS[2], *g.tokens, 5, 6]
