@@ -31,7 +31,10 @@ class Writer:
         self.fixed = {**draft, "max_tokens": max(p["n_predict"], -1), "special": p["special"], "n_keep": p["keep"],
                       "context_shift": p["context_shift"] and p["n_predict"] != -2,
                       "stop": [unescape(r) if p["escape"] else r for r in p["reverse_prompt"]], "progress": self._progress}
-        llm.sampler(**self.sampling, seed=self.seed)        # what is wrong with it shows before anything is written
+        try:                                                # what is wrong with it shows before anything is written
+            llm.sampler(**self.sampling, seed=self.seed)
+        except ggraph.SamplerError as e:
+            raise click.UsageError(str(e)) from e
 
     def options(self) -> Params:
         """Arguments of the next `generate` or `chat`. Each answer has a seed of its own, the first one the user's."""
@@ -47,9 +50,14 @@ class Writer:
         if self.verbose:
             self._show_tokens(g.prompt)
         with Interrupt(g.stop) as ctrl_c:
-            for piece in g:
+            try:
+                for piece in g:
+                    if not self.json:
+                        click.echo(piece, nl=False)
+            except ggraph.Error:
                 if not self.json:
-                    click.echo(piece, nl=False)
+                    click.echo()        # what is said about it begins a line
+                raise
         self.bars.close()
         if self.json:
             click.echo(json.dumps(self._record(g), ensure_ascii=False))

@@ -79,7 +79,7 @@ class Chat:
         except (ggraph.Error, OSError) as e:
             if not self.terminal or isinstance(e, BrokenPipeError):
                 raise
-            say(f"error: {e}")
+            say(f"error: {e.filename}: {e.strerror}" if isinstance(e, OSError) and e.filename else f"error: {e}")
 
     def obey(self, text: str) -> None:
         """Do what a line says: a command, or a message to answer."""
@@ -131,6 +131,8 @@ class Chat:
             say("say where to: /save FILE")
             return
         path = Path(name).expanduser()
+        if path.is_dir() or not path.parent.is_dir():
+            raise ggraph.Error(f"{path} is a folder, not a file" if path.is_dir() else f"there is no folder {path.parent}")
         fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
         try:
             with os.fdopen(fd, "w", encoding="utf-8") as f:
@@ -143,6 +145,9 @@ class Chat:
         say(f"saved {len(self.messages)} messages to {path}")
 
     def load(self, name: str) -> None:
+        if not name:
+            say("say where from: /load FILE")
+            return
         path = Path(name).expanduser()
         try:
             messages = json.loads(path.read_text(encoding="utf-8"))["messages"]

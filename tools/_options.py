@@ -6,6 +6,7 @@ them. A tool picks the groups that it needs: `@options(MODEL, CONTEXT, ROPE, SAM
 from __future__ import annotations
 
 import errno
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
@@ -21,6 +22,22 @@ INTERRUPTED = 130       # exit code of a program that Ctrl-C ended: 128 + SIGINT
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 SAMPLER_LETTERS = {"e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typ_p", "p": "top_p",
                    "m": "min_p", "x": "xtc", "t": "temperature", "a": "adaptive_p"}
+
+
+class IntRange(click.IntRange):
+    """Called an integer, as in "'x' is not a valid integer"."""
+    name = "integer"
+
+
+class FloatRange(click.FloatRange):
+    """A finite number."""
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
 
 
 class Option(click.Option):
@@ -57,8 +74,6 @@ class Command(click.Command):
             ctx.exit(INTERRUPTED)
         except (click.ClickException, click.exceptions.Exit):
             raise
-        except ggraph.SamplerError as e:
-            _fail(ctx, e, str(e), code=2)
         except ggraph.Error as e:
             _fail(ctx, e, str(e))
         except OSError as e:
@@ -71,7 +86,7 @@ class Command(click.Command):
             _fail(ctx, e, f"unexpected {type(e).__name__}: {e}; GGRAPH_DEBUG=1 shows where. Please report it")
 
 
-def _fail(ctx: click.Context, error: BaseException, message: str, code: int = 1) -> NoReturn:
+def _fail(ctx: click.Context, error: BaseException, message: str) -> NoReturn:
     try:
         debugging = env.debug() > 0
     except ggraph.Error:            # its value is what is wrong
@@ -79,7 +94,7 @@ def _fail(ctx: click.Context, error: BaseException, message: str, code: int = 1)
     if debugging:
         raise error
     click.echo(f"error: {message}", err=True)
-    ctx.exit(code)
+    ctx.exit(1)
 
 
 def options(*groups: Sequence[Callable[[F], F]]) -> Callable[[F], F]:
@@ -184,16 +199,16 @@ MODEL = (
            help="A control vector (GGUF). Several: as above."),
     _model("--control-vector-scaled", multiple=True, callback=_scaled, metavar="FILE:SCALE",
            help="A control vector at this scale. Several: as above."),
-    _model("--control-vector-layer-range", nargs=2, type=click.IntRange(min=1), metavar="FIRST LAST",
+    _model("--control-vector-layer-range", nargs=2, type=IntRange(min=1), metavar="FIRST LAST",
            help="Layers that control vectors are for.  [default: all that they have]"),
 )
 
 CONTEXT = (
-    _context("n_ctx", "-c", "--ctx-size", type=click.IntRange(min=0), default=0, metavar="N",
+    _context("n_ctx", "-c", "--ctx-size", type=IntRange(min=0), default=0, metavar="N",
              help="Tokens that the context holds.  [default: the model's own]"),
-    _context("n_batch", "-b", "--batch-size", type=click.IntRange(min=1), default=2048, show_default=True, metavar="N",
+    _context("n_batch", "-b", "--batch-size", type=IntRange(min=1), default=2048, show_default=True, metavar="N",
              help="Tokens that are processed together, at most."),
-    _context("n_ubatch", "-ub", "--ubatch-size", type=click.IntRange(min=1), default=512, show_default=True, metavar="N",
+    _context("n_ubatch", "-ub", "--ubatch-size", type=IntRange(min=1), default=512, show_default=True, metavar="N",
              help="Tokens of one graph run, at most."),
     _context("n_threads", "-t", "--threads", type=int, default=-1, metavar="N",
              help="Threads while writing.  [default: all cores]"),
@@ -213,22 +228,23 @@ CONTEXT = (
 )
 _CONTEXT = ("n_ctx", "n_batch", "n_ubatch", "flash_attn", "type_k", "type_v", "kv_unified", "swa_full", "graph_reuse")
 
-_positive, _any = click.FloatRange(min=0), click.FLOAT
+_positive, _any = FloatRange(min=0), FloatRange()
 _ROPE: dict[str, tuple[Any, str]] = {
     "rope-scaling": (click.Choice(["none", "linear", "yarn"]), "How positions beyond the trained context are scaled."),
     "rope-scale": (_positive, "Context scaling factor: expands the context by it."),
     "rope-freq-base": (_positive, "Base frequency."),
     "rope-freq-scale": (_positive, "Frequency scaling factor: expands the context by 1/N."),
-    "yarn-orig-ctx": (click.IntRange(min=0), "YaRN: context that the model was trained with."),
+    "yarn-orig-ctx": (IntRange(min=0), "YaRN: context that the model was trained with."),
     "yarn-ext-factor": (_any, "YaRN: mix of extrapolation; 0 interpolates all."),
     "yarn-attn-factor": (_any, "YaRN: scale of attention."),
     "yarn-beta-slow": (_any, "YaRN: high correction dimension."),
     "yarn-beta-fast": (_any, "YaRN: low correction dimension."),
 }
-ROPE = [_rope(f"--{name}", type=kind, help=text + "  [default: the file's]") for name, (kind, text) in _ROPE.items()]
+ROPE = [_rope(f"--{name}", type=kind, metavar=None if name == "rope-scaling" else "N",
+              help=text + "  [default: the file's]") for name, (kind, text) in _ROPE.items()]
 
 _SAMPLING: dict[str, tuple[Any, tuple[str, ...], str]] = {
-    "seed": (click.IntRange(-1, 2**32 - 1), ("-s", "--seed"), "Seed of the random draws; -1: a fresh one, which is then told."),
+    "seed": (IntRange(-1, 2**32 - 1), ("-s", "--seed"), "Seed of the random draws; -1: a fresh one, which is then told."),
     "samplers": (str, ("--samplers",), "Samplers in this order, joined by ';'."),
     "temp": (float, ("--temp", "--temperature"), "Temperature; 0 always takes the likeliest token."),
     "top_k": (int, ("--top-k",), "Keep the N likeliest tokens; 0: all."),
@@ -250,7 +266,7 @@ _SAMPLING: dict[str, tuple[Any, tuple[str, ...], str]] = {
     "adaptive_decay": (float, ("--adaptive-decay",), "adaptive-p: how slowly the target adapts."),
     "dynatemp_range": (float, ("--dynatemp-range",), "Dynamic temperature: this much below and above; 0: off."),
     "dynatemp_exp": (float, ("--dynatemp-exp",), "Dynamic temperature: exponent."),
-    "mirostat": (click.IntRange(0, 2), ("--mirostat",), "Mirostat 1 or 2 in place of the other samplers; 0: off."),
+    "mirostat": (IntRange(0, 2), ("--mirostat",), "Mirostat 1 or 2 in place of the other samplers; 0: off."),
     "mirostat_lr": (float, ("--mirostat-lr",), "Mirostat: learning rate (eta)."),
     "mirostat_ent": (float, ("--mirostat-ent",), "Mirostat: target entropy (tau)."),
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -20,7 +21,20 @@ from ggraph import env, hub
 from ._answer import Writer
 from ._chat import Chat
 from ._console import Bars, show_sizes, show_timings
-from ._options import CONTEXT, INTERRUPTED, MODEL, ROPE, SAMPLING, Command, Params, context_arguments, group, options, unescape
+from ._options import (
+    CONTEXT,
+    INTERRUPTED,
+    MODEL,
+    ROPE,
+    SAMPLING,
+    Command,
+    IntRange,
+    Params,
+    context_arguments,
+    group,
+    options,
+    unescape,
+)
 from ._speculative import SPECULATIVE, drafting, n_rollback
 
 _prompt, _chat, _output = group("Prompt and length"), group("Chat"), group("Output")
@@ -31,9 +45,9 @@ PROMPT = (
     _prompt("-f", "--file", type=_file, help="A file with the prompt; - is standard input."),
     _prompt("-e/-no-e", "--escape/--no-escape", "escape", default=True,
             help=r"In the prompt and in -r, \n, \r, \t, \', \", \\ and \xHH stand for characters.  [default: on]"),
-    _prompt("n_predict", "-n", "--predict", "--n-predict", type=click.IntRange(min=-2), default=-1, metavar="N",
+    _prompt("n_predict", "-n", "--predict", "--n-predict", type=IntRange(min=-2), default=-1, metavar="N",
             help="Tokens to write; -1: until the model ends the text, -2: or until the context is full.  [default: -1]"),
-    _prompt("--keep", type=click.IntRange(min=-1), default=0, metavar="N",
+    _prompt("--keep", type=IntRange(min=-1), default=0, metavar="N",
             help="Tokens of the prompt that a context shift keeps; -1: all.  [default: 0]"),
     _prompt("--context-shift/--no-context-shift", default=False,
             help="When the context is full, drop half of it and go on.  [default: off]"),
@@ -74,7 +88,7 @@ def main(ctx: click.Context, /, **p: Any) -> None:
     Ctrl-C outside a chat.
     """
     env.set_quiet(p["quiet"])
-    _never_fail_on_a_character()
+    _mend_streams()
     prompt, system = _check(p)
     chat = p["conversation"] if p["conversation"] is not None else prompt is None or p["single_turn"] or bool(system)
     if not chat and prompt is None:
@@ -159,8 +173,11 @@ def _converse(writer: Writer, p: Params, first: str | None, system: str | None) 
     return True
 
 
-def _never_fail_on_a_character() -> None:
-    """What a terminal cannot show, or sends wrongly, becomes a replacement mark."""
+def _mend_streams() -> None:
+    """Closed streams are as /dev/null. What a terminal cannot show, or sends wrongly, becomes a replacement mark."""
+    for name, mode in ("stdin", "r"), ("stdout", "w"), ("stderr", "w"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -234,16 +234,23 @@ def test_chat_from_a_pipe(file: str) -> None:
 
 def test_commands(file: str, tmp_path: Path) -> None:
     saved = tmp_path / "chat.json"
-    lines = ["/regen", "the rain", f"/save {saved}", "/regen", "/clear", f"/load {saved}", "/what", "/help", "/save", "/exit", "a"]
+    lines = ["/regen", "the rain", f"/save {saved}", "/regen", "/clear", f"/load {saved}", "/what", "/help", "/save", "/load",
+             "/exit", "a"]
     r = run("-m", file, *GREEDY, "-n", "3", text="\n".join(lines))
     answers = r.stdout.splitlines()
     assert "there is no answer yet" in r.stderr and "there is no command /what" in r.stderr
-    assert "/regen " in r.stderr and "say where to" in r.stderr
+    assert "/regen " in r.stderr and "say where to" in r.stderr and "say where from" in r.stderr
     messages = json.loads(saved.read_text())["messages"]
     assert [m["role"] for m in messages] == ["user", "assistant"]
     assert "".join(answers).count(messages[1]["content"].strip()) == 2
     assert "loaded 2 messages" in r.stderr
     assert os.listdir(tmp_path) == ["chat.json"]
+
+
+def test_saving_where_no_folder_is(file: str, tmp_path: Path) -> None:
+    for name, said in (tmp_path / "no" / "c.json", "there is no folder"), (tmp_path, "is a folder"):
+        assert said in run("-m", file, *GREEDY, "-n", "1", text=f"a\n/save {name}", code=1).stderr
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "x", '{"messages": [{"role": "user"}]}', '{"messages": 3}'])
@@ -311,10 +318,30 @@ def test_a_template_that_refuses(file: str) -> None:
     ["--temp", "hot"], ["--temp", "nan"], ["--samplers", "top_k;best"], ["--sampler-seq", "kz"], ["--mirostat", "3"],
     ["-l", "5"], ["-l", "9999+1"], ["-l", "x+1"], ["--override-kv", "a=b"], ["--override-kv", "a=int:x"],
     ["--chat-template-kwargs", "{"], ["--chat-template-kwargs", "[1]"], ["-f", "nowhere.txt"], ["-p", "b"],
-    ["--rope-scale", "-1"], ["--samplers", "top_k", "--sampler-seq", "k"], ["two"],
+    ["--rope-scale", "-1"], ["--rope-freq-base", "nan"], ["--yarn-beta-fast", "inf"], ["two"],
+    ["--samplers", "top_k", "--sampler-seq", "k"],
     ["--lora-scaled", "a.gguf"], ["--lora-scaled", "a.gguf:b"], ["--control-vector-layer-range", "0", "1"]])
 def test_bad_flags(file: str, args: list[str]) -> None:
     assert run("-m", file, "a", *args, code=2).stderr
+
+
+def test_a_bad_flag_is_told_in_few_words(file: str) -> None:
+    assert "'x' is not a valid integer." in run("-m", file, "a", "-n", "x", code=2).stderr
+    said = run("-m", file, "a", "--temp", "nan", code=2)
+    assert "T must be a finite number, not 'nan', in 'temp_ext T DELTA EXPONENT'" in said.stderr and "mirostat" not in said.stderr
+
+
+def test_an_error_begins_a_line_and_is_not_the_command_lines_fault(file: str) -> None:
+    bad = run("-m", file, *GREEDY, "a", "--override-kv", "llama.attention.layer_norm_rms_epsilon=float:nan", code=1)
+    assert bad.stdout == "a\n" and "error: the logit of token 0 is nan" in bad.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_closed_streams_are_as_dev_null(file: str, closed: str) -> None:
+    command = " ".join([*COMMAND, "-m", file, *GREEDY, "-n", "2", "-st" if closed == "<&-" else "a", closed])
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    assert done.returncode == 0 and "rror" not in done.stderr
+    assert bool(done.stdout.strip()) == (closed == "2>&-")
 
 
 def test_nothing_to_continue(file: str) -> None:
