@@ -10,7 +10,7 @@ are alike if they cut equally many things; then share i of both is the same part
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ggraph.size import terms_of
 from ggraph.tensor import Tensor
@@ -18,7 +18,7 @@ from ggraph.tensor import Tensor
 from .layout import ANYHOW, COLUMNS, TOKENS, packed
 
 if TYPE_CHECKING:
-    from .lower import Cuts, Field, Step
+    from .lower import Cuts, Field, Scratch, Step
 
 TOGETHER = 1                                # flag of a step: the next one belongs to it
 
@@ -33,58 +33,78 @@ def by_columns(n: int) -> Cuts:
     return {COLUMNS: n}
 
 
+class _Span(NamedTuple):
+    """Bytes that a step touches: of a buffer, or all of some scratch memory."""
+    field: Field
+    home: Any
+    start: int
+    end: int
+
+    def overlaps(self, other: _Span) -> bool:
+        return self.start < other.end and other.start < self.end and bool(self.home == other.home)
+
+
+class _Member(NamedTuple):
+    step: Step
+    spans: list[_Span]
+    written: _Span
+
+
 def join(steps: Sequence[Step]) -> None:
     """Set flags and cuts. Each step joins those before it if it can."""
-    group: list[Step] = []
+    group: list[_Member] = []
+    known: dict[Tensor, tuple[Any, int, int]] = {}
     for step in steps:
-        if group and _fits(group, step):
-            group[-1].flags |= TOGETHER
+        if step.cuts is None:
+            group.clear()
+            continue
+        spans = [_Span(f, *_place(f, known)) for f in step.fields if not isinstance(f, (int, float))]
+        member = _Member(step, spans, next(s for s in spans if s.field is step.writes))
+        if group and _fits(group, member):
+            group[-1].step.flags |= TOGETHER
         else:
             group.clear()
-        group.append(step)
+        group.append(member)
 
 
-def _fits(group: Sequence[Step], step: Step) -> bool:
-    if step.cuts is None or group[-1].cuts is None:
-        return False
-    tied = [other for other in group if any(True for _ in _clashes(other, step))]
-    if not tied:
+def _place(field: Tensor | Scratch, known: dict[Tensor, tuple[Any, int, int]]) -> tuple[Any, int, int]:
+    """Home, start and end of all bytes of a tensor's root; scratch memory for one purpose is one place."""
+    if not isinstance(field, Tensor):
+        return field, 0, 1
+    root = field.root
+    if root not in known:
+        known[root] = root.buffer, root.offset, root.offset + int(root.nbytes)
+    return known[root]
+
+
+def _fits(group: Sequence[_Member], member: _Member) -> bool:
+    clashes = [(other.step, pair) for other in group for pair in _clashes(other, member)]
+    if not clashes:
         return True
-    for how in step.cuts:
-        if all(_alike(other, step, how) for other in tied):
-            for other in (*tied, step):
-                other.how = how
+    for how in member.step.cuts or ():
+        if all(_alike(other, member.step, how) and _same_rows(*pair) for other, pair in clashes):
+            for step in (member.step, *(other for other, _ in clashes)):
+                step.how = how
             return True
     return False
 
 
+def _clashes(a: _Member, b: _Member) -> Iterator[tuple[Field, Field]]:
+    """Pairs of overlapping fields of which one is written."""
+    for y in b.spans:
+        if a.written.overlaps(y):
+            yield a.written.field, y.field
+    for x in a.spans:
+        if x is not a.written and x.overlaps(b.written):
+            yield x.field, b.written.field
+
+
 def _alike(a: Step, b: Step, how: int) -> bool:
     assert a.cuts is not None and b.cuts is not None
-    return (a.how in (ANYHOW, how) and how in a.cuts and terms_of(a.cuts[how]) == terms_of(b.cuts[how])
-            and all(_same_rows(x, y) for x, y in _clashes(a, b)))
-
-
-def _clashes(a: Step, b: Step) -> Iterator[tuple[Field, Field]]:
-    """Pairs of overlapping fields of which one is written."""
-    for x in _places(a):
-        for y in _places(b):
-            if (x is a.writes or y is b.writes) and _overlap(x, y):
-                yield x, y
-
-
-def _places(step: Step) -> list[Field]:
-    return [f for f in step.fields if not isinstance(f, (int, float))]
-
-
-def _overlap(x: Field, y: Field) -> bool:
-    if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
-        return x == y                                       # scratch memory for one purpose is one place
-    a, b = x.root, y.root
-    return a.buffer is b.buffer and bool(a.offset < b.offset + b.nbytes and b.offset < a.offset + a.nbytes)
+    return a.how in (ANYHOW, how) and how in a.cuts and terms_of(a.cuts[how]) == terms_of(b.cuts[how])
 
 
 def _same_rows(x: Field, y: Field) -> bool:
     """Things that are cut alike lie in the same places of both. Scratch memory is read as a whole."""
     return (isinstance(x, Tensor) and isinstance(y, Tensor) and x.place() == y.place() and packed(x) and packed(y)
             and terms_of(x.nbytes) == terms_of(y.nbytes))
-
