@@ -3,12 +3,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import ggraph
 from ggraph.errors import Error
 from tests import spec
-from tests.test_context import alone, context, feed, ids, same
+from tests.test_context import EXACT, alone, context, feed, ids
 
 BACK = 3
 NAMES = ("bailingmoe3-moe", "falcon-h1-dense", "granitehybrid-dense-b", "jamba-dense", "kimi-k3-moe", "kimi-linear-moe",
@@ -32,7 +33,9 @@ def test_rollback_equals_a_recompute(tmp_path: Path, name: str) -> None:
                     for rows in [draft] if together else [[row] for row in draft]:
                         feed(ctx, rows)
                     assert ctx.memory.seq_rm(0, keep, -1)
-                    assert same(feed(ctx, [(t, 0) for t in ids(0, 16)[keep:]]), want[keep:]), (n, wrong, together)
+                    got = feed(ctx, [(t, 0) for t in ids(0, 16)[keep:]])
+                    error = np.abs(got - want[keep:]).max() / np.abs(want).max()
+                    assert error <= (0 if EXACT else 1e-3), (n, wrong, together)
 
 
 def test_what_cannot_go_back_says_so(tmp_path: Path) -> None:
