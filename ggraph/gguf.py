@@ -120,7 +120,7 @@ class _Map:
 
     def take_value(self, nbytes: int, what: str) -> int:
         if nbytes > MAX_VALUE:
-            raise self.fail(f"{what} claims {nbytes} bytes (at most {MAX_VALUE}): the header is damaged")
+            raise self.fail(f"{what} claims {nbytes} bytes (at most {MAX_VALUE}): the header is damaged: download it again")
         return self.take(nbytes, what)
 
     def number(self, code: str, what: str) -> int:
@@ -130,13 +130,13 @@ class _Map:
         """A key or a tensor name: short and valid UTF-8."""
         n = self.number("<Q", f"the length of {what}")
         if n > MAX_NAME:
-            raise self.fail(f"{what} has a length of {n} bytes (at most {MAX_NAME}): the header is damaged")
+            raise self.fail(f"{what} has a length of {n} bytes (at most {MAX_NAME}): the header is damaged: download it again")
         pos = self.take(n, what)
         raw = self.open_map()[pos:pos + n]
         try:
             return raw.decode()
         except UnicodeDecodeError:
-            raise self.fail(f"{what} is not UTF-8: {raw[:40]!r}: the header is damaged") from None
+            raise self.fail(f"{what} is not UTF-8: {raw[:40]!r}: the header is damaged: download it again") from None
 
     def value(self, type_id: int, what: str, depth: int = 0) -> Value:
         """Step over one value, remembering only where it lies."""
@@ -163,7 +163,7 @@ class _Map:
             raise self.fail(f"{what} is an array of value type {item_type}, which GGUF does not have: "
                             "the header is damaged, or newer than this version of ggraph")
         if depth + 1 >= MAX_DEPTH:
-            raise self.fail(f"{what} nests arrays deeper than {MAX_DEPTH}: the header is damaged")
+            raise self.fail(f"{what} nests arrays deeper than {MAX_DEPTH}: the header is damaged: download it again")
         self.spend(n, 12, ENTRY_STEPS, f"{what}: array of {n} arrays")
         pos = self.pos
         return Value("ARRAY:ARRAY", pos, n, None, tuple(self.array(what, depth + 1) for _ in range(n)))
@@ -172,7 +172,8 @@ class _Map:
         """Refuse a count of entries, `least` bytes each, that the file cannot hold or that would take too long."""
         self.n_steps += n * steps
         if n * least > self.size - self.pos or self.n_steps > MAX_STEPS:
-            raise self.fail(f"{what}: that is more than the file can hold or a model can need: the header is damaged")
+            raise self.fail(f"{what}: that is more than the file can hold or a model can need: "
+                            "it is cut short or damaged: download it again")
 
     def strings(self, what: str, n: int) -> Value:
         """Walk an array of strings. This loop is most of the time it takes to open a file."""
@@ -368,7 +369,7 @@ class _Shard:
             key = source.name(f"key {i}")
             if not key or key in values:
                 raise source.fail(f"key {i} is " + (f"{key!r} for the second time" if key else "empty")
-                                  + ": the header is damaged")
+                                  + ": the header is damaged: download it again")
             type_id = source.number("<I", f"the value type of {key!r}")
             values[key] = source.value(type_id, repr(key))
         return values
@@ -377,14 +378,14 @@ class _Shard:
         """(files in the set, place of this one), (1, 0) if it stands alone."""
         count, no = self.kv.get("split.count", 0), self.kv.get("split.no", 0)
         if type(count) is not int or type(no) is not int or not 0 <= no < max(count, 1) <= MAX_SPLIT:
-            raise self.source.fail(f"split.count is {count!r} and split.no {no!r}: the header is damaged")
+            raise self.source.fail(f"split.count is {count!r} and split.no {no!r}: the header is damaged: download it again")
         return max(count, 1), no
 
     def _read_alignment(self) -> int:
         alignment = self.kv.get("general.alignment", DEFAULT_ALIGNMENT)
         if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1):
             raise self.source.fail(f"general.alignment is {alignment!r}, but must be an integer power of two: "
-                                   "the header is damaged")
+                                   "the header is damaged: download it again")
         return alignment
 
     def _read_tensors(self, n_tensors: int) -> dict[str, TensorInfo]:
@@ -405,19 +406,20 @@ class _Shard:
         name = source.name(f"the name of tensor {i}")
         n_dims = source.number("<I", f"the number of dimensions of {name!r}")
         if n_dims > MAX_DIMS:
-            raise source.fail(f"tensor {name!r} has {n_dims} dimensions (at most {MAX_DIMS}): the header is damaged")
+            raise source.fail(f"tensor {name!r} has {n_dims} dimensions (at most {MAX_DIMS})"
+                              ": the header is damaged: download it again")
         pos = source.take(8 * n_dims + 12, f"the shape, type and offset of {name!r}")
         *ne, type_id, offset = struct.unpack_from(f"<{n_dims}QIQ", source.open_map(), pos)
         tensor = TensorInfo(name, tuple(ne) or (1,), type_id, offset, self.no, source)
         if max(tensor.ne) >= 1 << 63 or tensor.n_elements >= 1 << 63:
             raise source.fail(f"tensor {name!r} has the shape {list(tensor.ne)}, which no file can hold: "
-                              "the header is damaged")
+                              "the header is damaged: download it again")
         if tensor.known and tensor.ne[0] % tensor.type.block:
             raise source.fail(f"tensor {name!r} has rows of {tensor.ne[0]} elements, but {tensor.type} comes in blocks "
                               f"of {tensor.type.block}: the header is damaged, or the file was badly made")
         if offset % self.alignment:
             raise source.fail(f"tensor {name!r} has offset {offset}, not a multiple of the alignment {self.alignment}: "
-                              "the header is damaged")
+                              "the header is damaged: download it again")
         return tensor
 
     def _check_extents(self) -> None:
@@ -431,7 +433,7 @@ class _Shard:
         sized.sort()
         for (offset, nbytes, name), (next_offset, _, next_name) in pairwise(sized):
             if offset + nbytes > next_offset:
-                raise source.fail(f"tensors {name!r} and {next_name!r} overlap: the header is damaged")
+                raise source.fail(f"tensors {name!r} and {next_name!r} overlap: the header is damaged: download it again")
 
 
 class File:

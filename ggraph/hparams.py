@@ -245,7 +245,8 @@ class HParams:
         k = Keys(kv, arch)
         n_all, nextn = int(k.number("block_count")), int(k.number("nextn_predict_layers", 0))
         if not 0 < n_all <= 1024 or not 0 <= nextn < n_all:
-            raise ModelError(f"{arch}.block_count is {n_all}, nextn_predict_layers {nextn}")
+            raise ModelError(f"{arch}.block_count is {n_all} (of them nextn_predict_layers: {nextn}), no number of layers "
+                             "that a model can have: the file is damaged, or an override wrong")
         n_layer = n_all - nextn
         n_head = k.per_layer("attention.head_count", n_all, 0)
         fields: dict[str, Any] = dict(
