@@ -64,6 +64,11 @@ class Routes:
 
     def __init__(self, app: FastAPI, get: Get, options: Options):
         self._app, self._get, self._options = app, get, options
+        self._more: dict[str, dict[str, Any]] = {}
+
+    def describe(self, path: str, **more: Any) -> None:
+        """What the OpenAPI description says of a path beside its body."""
+        self._more[path] = more
 
     def loaded(self) -> Service:
         service = self._get()
@@ -92,8 +97,9 @@ class Routes:
 
     def _add(self, paths: str, method: str, run: Callable[[Request], Awaitable[Response]], extra: dict[str, Any] | None) -> None:
         for path in paths.split():
+            told = {**(extra or {}), **self._more.get(path, {})}
             name = f"{method.lower()}{path.replace('/', '_').replace('{', '').replace('}', '')}"
-            self._app.add_api_route(path, run, methods=[method], openapi_extra=extra, response_class=JSON, response_model=None,
+            self._app.add_api_route(path, run, methods=[method], openapi_extra=told, response_class=JSON, response_model=None,
                                     operation_id=name, name=name)
 
 
@@ -143,6 +149,9 @@ def _server_routes(r: Routes, options: Options) -> None:
     r.get("/props", lambda s, q: info.props(s))
     r.post("/props", Body, _change_props)
     r.get("/slots", lambda s, q: info.slots(s, q.query_params.get("fail_on_no_slot") == "1"))
+    r.describe("/slots/{id}", parameters=[
+        {"name": "id", "in": "path", "required": True, "schema": {"type": "integer", "minimum": 0}},
+        {"name": "action", "in": "query", "required": True, "schema": {"enum": ["save", "restore", "erase"]}}])
     r.post("/slots/{id}", SlotFile, lambda s, q, b: info.slot_action(s, q.path_params["id"], q.query_params.get("action"), b))
     r.get("/metrics", lambda s, q: info.metrics(s))
     r.get("/lora-adapters", lambda s, q: JSON([]))

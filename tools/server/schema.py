@@ -42,7 +42,11 @@ Limit = Annotated[Int, _between(-1, INT_MAX)]
 Any32 = Annotated[Int, _between(-2**31, INT_MAX)]
 Share = Annotated[Float, _clamped(0.0, 1.0)]
 Positive = Annotated[Float, _clamped(0.0, math.inf)]
-Prompt = Annotated[Any, Field(description="text, token ids, a mix of both, or an array of such prompts")]
+Prompt = Annotated[Any, Field(description="text, token ids, a mix of both, or an array of such prompts", json_schema_extra={
+    "anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "integer"}]}}]})]
+Conversation = Annotated[Any, Field(description="messages, oldest first", json_schema_extra={"type": "array", "items": {
+    "type": "object", "properties": {"role": {"enum": ["system", "user", "assistant", "tool"]}, "content": {"type": "string"}},
+    "required": ["role", "content"]}})]
 
 
 class Body(BaseModel):
@@ -136,7 +140,7 @@ class Infill(Completion):
 
 
 class Chat(Sampling):
-    messages: Any = None
+    messages: Conversation = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
@@ -151,7 +155,7 @@ class Chat(Sampling):
 
 
 class Responses(Sampling):
-    input: Any = None
+    input: Prompt = None
     instructions: str | None = None
     max_output_tokens: Limit | None = None
     previous_response_id: str | None = None
@@ -164,7 +168,7 @@ class Responses(Sampling):
 
 
 class Messages(Body):
-    messages: Any = None
+    messages: Conversation = None
     system: str | list[dict[str, Any]] | None = None
     max_tokens: Limit = 4096
     stop_sequences: list[str] | None = None
@@ -203,6 +207,16 @@ class SlotFile(Body):
 
 def request_body(model: type[BaseModel]) -> dict[str, Any]:
     """How the OpenAPI description tells of a body."""
-    return {"requestBody": {"content": {"application/json": {"schema": model.model_json_schema()}}}}
+    schema = model.model_json_schema()
+    return {"requestBody": {"content": {"application/json": {"schema": _inlined(schema, schema.pop("$defs", {}))}}}}
+
+
+def _inlined(schema: Any, parts: dict[str, Any]) -> Any:
+    """Without references, which would point outside of where the schema is put."""
+    if isinstance(schema, dict):
+        if "$ref" in schema:
+            return _inlined(parts[schema["$ref"].rpartition("/")[2]], parts)
+        return {k: _inlined(v, parts) for k, v in schema.items()}
+    return [_inlined(v, parts) for v in schema] if isinstance(schema, list) else schema
 
 
