@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .. import env
 from ..context import Context
 from ..errors import Error
 from ..generate import History
@@ -86,6 +87,7 @@ class Slot:
     def _begun(self, task: Task, n: int, reuse: str) -> None:
         self.reuse = reuse
         task.begin(n)
+        env.log(f"slot {self.id}: {len(task.target)} tokens, {reuse}", level=1)
 
     def _cut(self, n: int) -> int:
         """As many of the first n tokens as can be kept: all, or none."""

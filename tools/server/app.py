@@ -46,7 +46,7 @@ def make_app(get: Get, options: Options) -> Guard:
     _text_routes(routes)
     _chat_routes(routes)
     _server_routes(routes, options)
-    return Guard(app, options.api_keys, options.cors_origins)
+    return Guard(app, options.api_keys, options.cors_origins, options.log_requests)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -228,7 +228,7 @@ def _options(p: Params) -> Any:
                    timeout=p["timeout"], ping=p["sse_ping_interval"], slots=p["slots"], metrics=p["metrics"], props=p["props"],
                    slot_save_path=p["slot_save_path"], cache_prompt=p["cache_prompt"], n_predict=p["n_predict"],
                    stop=tuple(p["reverse_prompt"]), prefill_assistant=p["prefill_assistant"],
-                   reasoning_format=p["reasoning_format"], embd_normalize=p["embd_normalize"],
+                   reasoning_format=p["reasoning_format"], embd_normalize=p["embd_normalize"], log_requests=p["log_requests"],
                    template_kwargs=p["chat_template_kwargs"], sampling=sampling)
 
 

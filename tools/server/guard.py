@@ -1,4 +1,4 @@
-"""What every request passes first: the API key, CORS, the name in the header.
+"""What every request passes first: the API key, CORS, the name in the header, the log.
 
 An ASGI middleware. In: requests. Out: the same, or 401 and answers to preflights. Must not know: routes but the public ones.
 """
@@ -12,6 +12,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ggraph import env
+
 from .problem import Problem, answer
 
 PUBLIC = ("/", "/health", "/v1/health")
@@ -19,10 +21,11 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 class Guard:
-    """`keys`: none means that all may come. `origins`: "*", "localhost", or a comma list of origins."""
+    """`keys`: none means that all may come. `origins`: "*", "localhost", or a comma list of origins. `log`: a line for each
+    request, without anything of its body."""
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str] = (), origins: str = "localhost"):
-        self.app, self.keys, self.origins = app, [k.encode() for k in keys], origins
+    def __init__(self, app: ASGIApp, keys: Iterable[str] = (), origins: str = "localhost", log: bool = False):
+        self.app, self.keys, self.origins, self.log = app, [k.encode() for k in keys], origins, log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -34,6 +37,8 @@ class Guard:
         async def told(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(extra)
+                if self.log:
+                    env.log(f"{scope['method']} {scope['path'].encode('unicode_escape').decode()} {message['status']}")
             await send(message)
         if scope["method"] == "OPTIONS":
             allowed = {"Access-Control-Allow-Methods": "GET, POST, DELETE", "Access-Control-Allow-Headers": "*"}

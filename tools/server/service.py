@@ -39,6 +39,7 @@ class Options:
     prefill_assistant: bool = True
     reasoning_format: str = "auto"
     embd_normalize: int = 2
+    log_requests: bool = False
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     sampling: dict[str, Any] = field(default_factory=dict)
 

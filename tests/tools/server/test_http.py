@@ -348,6 +348,19 @@ def test_keys_and_signals(file: str) -> None:
         assert server.process.wait(20) == 0
 
 
+def test_a_slow_client_and_the_log(file: str) -> None:
+    """Who does not send its request in time is told so; a line for each request names no prompt."""
+    with running("-m", file, "-c", "256", "-np", "1", "--timeout", "1", "--log-requests") as server, \
+            httpx.Client(base_url=server.url, timeout=30) as c:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as s:
+            s.sendall(b'POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"prompt": ')
+            assert b" 408 " in s.recv(4096).splitlines()[0]
+        post(c, "/completion", prompt="secret", n_predict=1)
+        soon(lambda: any("POST /completion 200" in line for line in server.log))
+        assert not any("secret" in line for line in server.log)
+
+
 def test_a_second_signal(file: str) -> None:
     with running("-m", file, "-c", "20000", "-np", "1") as server, httpx.Client(base_url=server.url, timeout=30) as c, \
             c.stream("POST", "/completion", json={"prompt": "a", "n_predict": -1, "stream": True, "ignore_eos": True}) as r:
