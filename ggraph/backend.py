@@ -6,6 +6,7 @@ ops, never models, memory or contexts. The core never imports a backend by name:
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -77,6 +78,10 @@ def open_backend(name: str, **options: Any) -> Backend:
     try:
         module = importlib.import_module(f"{__package__}.backends.{name}")
     except ModuleNotFoundError as e:
+        if e.name == f"{__package__}.backends.{name}":
+            folder = importlib.import_module(f"{__package__}.backends")
+            known = ", ".join(sorted(m.name for m in pkgutil.iter_modules(folder.__path__)))
+            raise BackendError(f"there is no backend {name!r}; there are: {known}") from e
         raise BackendError(f"backend {name!r} cannot be opened: {e}") from e
     backend: Backend = module.open(**options)
     return backend

@@ -39,6 +39,7 @@ from .shift import shift_graph
 from .state import collect, load, put, save
 from .tensor import Tensor
 
+MAX_THREADS = 255
 STOP = object()                     # returned by a hook: stop this step as if it had not been
 
 
@@ -441,6 +442,9 @@ def resolve(model: Model, *, n_ctx: int, n_batch: int, n_ubatch: int, n_seq_max:
     if flash_attn not in ("auto", "on", "off", True, False):
         raise Error(f"flash_attn is {flash_attn!r}; it must be 'auto', 'on' or 'off'")
     threads = n_threads or os.cpu_count() or 1
+    for name, n in (("n_threads", threads), ("n_threads_batch", n_threads_batch or threads)):
+        if not 1 <= n <= MAX_THREADS:
+            raise Error(f"{name} is {n}; it must be 1 to {MAX_THREADS}")
     n_ctx = n_ctx_seq if kv_unified else n_ctx_seq * n_seq_max
     n_batch = min(n_batch, n_ctx) if hp.causal else n_batch
     n_ubatch = min(n_ubatch, n_batch) if hp.cache else n_batch             # without a cache, a batch runs whole

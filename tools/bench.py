@@ -26,7 +26,7 @@ import ggraph
 from ggraph import env, hub
 
 from ._console import Bars
-from ._options import Command, group, options
+from ._options import KV_TYPES, Command, group, options
 from ._profile import profile
 from ._runners import Ours, Params, Peer, Runner, cpu_name
 
@@ -54,7 +54,8 @@ SWEEP = (
     _sweep("-ngl", "--n-gpu-layers", multiple=True, metavar="N", help="Layers on a GPU.  [default: 0]"),
 )
 OUTPUT = (
-    _out("-o", "--output", type=click.Choice(["md", "csv", "json", "jsonl", "sql"]), default="md", help="[default: md]"),
+    _out("-o", "--output", type=click.Choice(["md", "csv", "json", "jsonl", "sql"]), default="md",
+         help="Form of the result.  [default: md]"),
     _out("-q", "--quiet", is_flag=True, help="No progress on standard error."),
 )
 
@@ -122,6 +123,8 @@ def main(**o: Any) -> None:
     env.set_quiet(o["quiet"])
     results: list[Result] = []
     tests = list(plan(o))
+    if not tests:
+        raise click.UsageError("there is nothing to measure: give -p, -n or -pg above 0")
     with Bars(o["quiet"]) as bars:
         for i, test in enumerate(tests):
             bars("bench", i, len(tests))
@@ -137,8 +140,8 @@ def plan(o: dict[str, Any]) -> Iterator[Test]:
     """All tests of a command line: the product of the settings, then pp, tg and pg tests at every depth."""
     models = [str(hub.resolve(m)) for m in o["model"]]
     settings = itertools.product(
-        models, numbers(o["batch_size"], 2048), numbers(o["ubatch_size"], 512), numbers(o["threads"], os.cpu_count() or 1),
-        words(o["cache_type_k"], "f16"), words(o["cache_type_v"], "f16"), numbers(o["flash_attn"], 1),
+        models, numbers(o["batch_size"], 2048, 1), numbers(o["ubatch_size"], 512, 1),
+        numbers(o["threads"], os.cpu_count() or 1, 1), words(o["cache_type_k"], "f16"), words(o["cache_type_v"], "f16"), numbers(o["flash_attn"], 1),
         numbers(o["n_gpu_layers"], 0))
     kinds = [(n, 0) for n in numbers(o["n_prompt"], 512) if n] + [(0, n) for n in numbers(o["n_gen"], 128) if n]
     kinds += [(int(a), int(b)) for a, b in (_pair(x) for x in o["pg"])]
@@ -156,10 +159,14 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def words(given: Sequence[str], default: str) -> list[str]:
-    return [w for text in given for w in text.split(",")] or [default]
+    """Cache types."""
+    found = [w for text in given for w in text.split(",")] or [default]
+    if unknown := set(found) - set(KV_TYPES):
+        raise click.BadParameter(f"{sorted(unknown)[0]!r} is no cache type; there are {', '.join(KV_TYPES)}")
+    return found
 
 
-def numbers(given: Sequence[str], default: int) -> list[int]:
+def numbers(given: Sequence[str], default: int, least: int = 0) -> list[int]:
     """1,2,4 and 1-4, 1-9+2, 128-512*2."""
     out: list[int] = []
     for word in (w for text in given for w in text.split(",")):
@@ -168,8 +175,10 @@ def numbers(given: Sequence[str], default: int) -> list[int]:
             raise click.BadParameter(f"{word!r} is no number or range")
         first, last, sign, step = match.groups()
         n, end, by = int(first), int(last or first), int(step or 1)
-        if by < 1 or (sign == "*" and (by < 2 or n < 1)):
-            raise click.BadParameter(f"{word!r} never ends")
+        if by < 1 or end < n or (sign == "*" and (by < 2 or n < 1)):
+            raise click.BadParameter(f"{word!r} is no range")
+        if n < least:
+            raise click.BadParameter(f"{word!r}: must be at least {least}")
         while n <= end:
             out.append(n)
             n = n * by if sign == "*" else n + by

@@ -28,7 +28,7 @@ def test_numbers_are_lists_and_ranges(given: tuple[str, ...], want: list[int]) -
     assert bench.numbers(given, 7) == want
 
 
-@pytest.mark.parametrize("bad", ["x", "-1", "1-4*1", "0-4*2", "1-4+0", "1.5", ""])
+@pytest.mark.parametrize("bad", ["x", "-1", "1-4*1", "0-4*2", "1-4+0", "1.5", "", "5-1"])
 def test_bad_numbers_are_refused(bad: str) -> None:
     with pytest.raises(click.BadParameter):
         bench.numbers((bad,), 7)
@@ -66,6 +66,7 @@ def test_the_profile_names_ops_and_the_memory(model: Path) -> None:
 
 def test_errors_are_one_sentence(tmp_path: Path, model: Path) -> None:
     for args, code, word in ((["-m", str(tmp_path / "no.gguf")], 1, "no.gguf"), (["-m", str(model), "-p", "many"], 2, "many"),
-                             (["-m", str(model), "-pg", "4"], 2, "PP,TG")):
+                             (["-m", str(model), "-pg", "4"], 2, "PP,TG"), (["-m", str(model), "-ctk", "foo"], 2, "foo"),
+                             (["-m", str(model), "-b", "0"], 2, "at least 1"), (["-p", "0", "-n", "0"], 2, "nothing to measure")):
         done = CliRunner().invoke(bench.main, args)
         assert done.exit_code == code and word in done.output and "Traceback" not in done.output
