@@ -101,8 +101,8 @@ def test_an_n_ctx_that_does_not_fit_names_both_numbers(tmp_path: Path) -> None:
         for n_ctx in (2 ** 31 - 256, 2 ** 40):
             with pytest.raises(ggraph.PlacementError, match=rf"{n_ctx} needs \d+ MiB of cache, \d+ MiB are free"):
                 ggraph.Context(model, n_ctx=n_ctx)
-        for bad in ({"n_ctx": -1}, {"n_threads": 1000}, {"n_batch": 0}, {"n_ubatch": 0}, {"n_seq_max": 0}, {"flash_attn": "maybe"}, {"pooling": "max"},
-                    {"pooling": "max"}, {"type_k": "q9"}, {"rope": {"angle": 3}}):
+        for bad in ({"n_ctx": -1}, {"n_threads": 1000}, {"n_batch": 0}, {"n_ubatch": 0}, {"n_seq_max": 0},
+                    {"flash_attn": "maybe"}, {"pooling": "max"}, {"type_k": "q9"}, {"rope": {"angle": 3}}):
             with pytest.raises(ggraph.Error):
                 ggraph.Context(model, **bad)
 

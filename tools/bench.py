@@ -141,8 +141,8 @@ def plan(o: dict[str, Any]) -> Iterator[Test]:
     models = [str(hub.resolve(m)) for m in o["model"]]
     settings = itertools.product(
         models, numbers(o["batch_size"], 2048, 1), numbers(o["ubatch_size"], 512, 1),
-        numbers(o["threads"], os.cpu_count() or 1, 1), words(o["cache_type_k"], "f16"), words(o["cache_type_v"], "f16"), numbers(o["flash_attn"], 1),
-        numbers(o["n_gpu_layers"], 0))
+        numbers(o["threads"], os.cpu_count() or 1, 1), words(o["cache_type_k"], "f16"), words(o["cache_type_v"], "f16"),
+        numbers(o["flash_attn"], 1), numbers(o["n_gpu_layers"], 0))
     kinds = [(n, 0) for n in numbers(o["n_prompt"], 512) if n] + [(0, n) for n in numbers(o["n_gen"], 128) if n]
     kinds += [(int(a), int(b)) for a, b in (_pair(x) for x in o["pg"])]
     for m, b, ub, t, ctk, ctv, fa, ngl in settings:
