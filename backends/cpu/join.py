@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ggraph.size import terms_of
 from ggraph.tensor import Tensor
 
-from .layout import ANYHOW, COLUMNS, TOKENS, packed
+from .layout import ANYHOW, COLUMNS, TOKENS, extent, packed
 
 if TYPE_CHECKING:
     from .lower import Cuts, Field, Scratch, Step
@@ -73,7 +73,7 @@ def _place(field: Tensor | Scratch, known: dict[Tensor, tuple[Any, int, int]]) -
         return field, 0, 1
     root = field.root
     if root not in known:
-        known[root] = root.buffer, root.offset, root.offset + int(root.nbytes)
+        known[root] = extent(root)
     return known[root]
 
 
@@ -106,5 +106,12 @@ def _alike(a: Step, b: Step, how: int) -> bool:
 
 def _same_rows(x: Field, y: Field) -> bool:
     """Things that are cut alike lie in the same places of both. Scratch memory is read as a whole."""
-    return (isinstance(x, Tensor) and isinstance(y, Tensor) and x.place() == y.place() and packed(x) and packed(y)
-            and terms_of(x.nbytes) == terms_of(y.nbytes))
+    if not (isinstance(x, Tensor) and isinstance(y, Tensor) and x.place() == y.place()):
+        return False
+    return (all(map(_equal, (*x.ne, *x.nb), (*y.ne, *y.nb)))
+            or (packed(x) and packed(y) and terms_of(x.nbytes) == terms_of(y.nbytes)))
+
+
+def _equal(a: int, b: int) -> bool:
+    """For all sizes of the batch."""
+    return a == b and (type(a) is type(b) is int or terms_of(a) == terms_of(b))

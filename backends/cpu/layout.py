@@ -6,6 +6,8 @@ Sizes are read when a kernel runs, and strides of axes of one element are never 
 """
 from __future__ import annotations
 
+from typing import Any
+
 from ggraph import dtypes
 from ggraph.tensor import Tensor, strides
 
@@ -46,10 +48,17 @@ def apart(dst: Tensor, *sources: Tensor) -> bool:
 
 
 def _disjoint(a: Tensor, b: Tensor) -> bool:
-    if a.root.buffer is not b.root.buffer:
-        return True
-    x, y = a.root, b.root
-    return bool(x.offset + x.nbytes <= y.offset or y.offset + y.nbytes <= x.offset)
+    (home, start, end), (other, first, last) = extent(a), extent(b)
+    return home is not other or end <= first or last <= start
+
+
+def extent(x: Tensor) -> tuple[Any, int, int]:
+    """The buffer, and first and one past the last byte of what holds x, at the largest sizes: plain integers, which are
+    many times faster than sizes."""
+    root = x.root
+    n0, n1, n2, n3 = map(int, root.ne)
+    start = int(root.offset)
+    return root.buffer, start, start + root.type.row_bytes(n0) * n1 * n2 * n3
 
 
 # For kernels.
