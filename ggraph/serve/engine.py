@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from .. import env
+from ..adapters import Adapter
 from ..batch import Batch
 from ..context import Context
 from ..errors import Aborted, ContextFull, Error
@@ -106,6 +107,17 @@ class Engine:
                 future.set_exception(e)
         self._post(run)
         return future
+
+    def set_adapters(self, adapters: Sequence[tuple[Adapter, float]]) -> Future[None]:
+        """From the next round on, for all. What idle slots and the shelf remember was computed without them, and is forgotten;
+        texts that are being written go on."""
+        def change() -> None:
+            self.ctx.set_adapters(adapters)
+            self.shelf.clear()
+            for slot in self.slots:
+                if slot.task is None:
+                    slot.history.clear()
+        return self.call(change)
 
     def close(self) -> None:
         """Stop at once; requests that are not done get `Failed`."""

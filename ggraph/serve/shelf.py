@@ -56,6 +56,9 @@ class Shelf:
         while self.nbytes > self.limit:
             del self._entries[0]
 
+    def clear(self) -> None:
+        self._entries.clear()
+
     def _holds(self, tokens: Sequence[int]) -> bool:
         exact = (e.tokens == tokens if self.stiff else common(e.tokens, tokens) == len(tokens) for e in self._entries)
         return any(exact)

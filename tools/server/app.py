@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from . import anthropic, info, native, openai, responses, utilities
-from .body import check, read
+from .body import check, read, read_any
 from .chat import checked_messages, checked_tools, converse, render
 from .guard import Guard
 from .problem import JSON, Problem, answer
@@ -87,6 +87,16 @@ class Routes:
                 return answer(e)
         self._add(paths, "POST", run, request_body(model))
 
+    def array(self, paths: str, handler: Callable[[Service, Any], Awaitable[Response]]) -> None:
+        """A route whose body is an array."""
+        async def run(request: Request) -> Response:
+            try:
+                return await handler(self.loaded(), await read_any(request, self._options.timeout))
+            except Exception as e:
+                return answer(e)
+        self._add(paths, "POST", run, {"requestBody": {"content": {"application/json": {"schema": {"type": "array", "items": {
+            "type": "object"}}}}}})
+
     def get(self, paths: str, handler: Callable[[Service, Request], Response]) -> None:
         async def run(request: Request) -> Response:
             try:
@@ -154,17 +164,11 @@ def _server_routes(r: Routes, options: Options) -> None:
         {"name": "action", "in": "query", "required": True, "schema": {"enum": ["save", "restore", "erase"]}}])
     r.post("/slots/{id}", SlotFile, lambda s, q, b: info.slot_action(s, q.path_params["id"], q.query_params.get("action"), b))
     r.get("/metrics", lambda s, q: info.metrics(s))
-    r.get("/lora-adapters", lambda s, q: JSON([]))
-    r._add("/lora-adapters", "POST", _lora, None)
+    r.get("/lora-adapters", lambda s, q: info.adapters(s))
+    r.array("/lora-adapters", info.set_adapters)
 
 
 async def _change_props(service: Service, request: Request, body: Body) -> Response:
     if not service.options.props:
         raise Problem(501, "This server does not support changing global properties. Start it with `--props`")
     return JSON({"success": True})
-
-
-async def _lora(request: Request) -> Response:
-    """The one body that is an array; no adapter can be loaded yet, so only an empty one makes sense."""
-    raw = (await request.body()).strip()
-    return JSON({"success": True}) if raw == b"[]" else answer(Problem(400, "this server has no LoRA adapters loaded"))

@@ -21,6 +21,14 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 async def read(request: Request, timeout: float) -> dict[str, Any]:
     """A JSON object; an empty body is {}."""
+    value = await read_any(request, timeout)
+    if not isinstance(value, dict):
+        raise Problem(400, f"the body must be a JSON object, not {kind(value)}")
+    return value
+
+
+async def read_any(request: Request, timeout: float) -> Any:
+    """A JSON value; an empty body is {}."""
     try:
         raw = await asyncio.wait_for(_bytes(request), timeout)
     except (asyncio.TimeoutError, TimeoutError):
@@ -33,8 +41,6 @@ async def read(request: Request, timeout: float) -> dict[str, Any]:
         value = json.loads(raw, parse_constant=_no_constant)
     except (ValueError, RecursionError) as e:
         raise Problem(400, f"the body is not valid JSON: {e}") from None
-    if not isinstance(value, dict):
-        raise Problem(400, f"the body must be a JSON object, not {kind(value)}")
     return _paired(value) if _SURROGATE.search(raw) else value
 
 

@@ -144,6 +144,32 @@ def _erase(slot: Any) -> int:
     return n
 
 
+# --- LoRA adapters
+
+
+def adapters(service: Service) -> Response:
+    """In the order of the command line; ids count from 0."""
+    return JSON([{"id": i, "path": str(a.path), "scale": scale, "task_name": "", "prompt_prefix": ""}
+                 for i, (a, scale) in enumerate(service.adapters())])
+
+
+async def set_adapters(service: Service, scales: Any) -> Response:
+    """[{"id", "scale"}, ...]; those not listed are off."""
+    loaded = service.adapters()
+    wanted = dict.fromkeys(range(len(loaded)), 0.0)
+    for entry in scales if isinstance(scales, list) else [None]:
+        id, scale = (entry.get("id"), entry.get("scale")) if isinstance(entry, dict) else (None, None)
+        if isinstance(id, bool) or not isinstance(id, int) or id not in wanted:
+            raise Problem(400, f"the body is an array of {{\"id\", \"scale\"}} with ids of the {len(loaded)} LoRA adapters loaded")
+        if isinstance(scale, bool) or not isinstance(scale, int | float) or abs(scale) > 1e6:
+            raise Problem(400, f"the scale of adapter {id} must be a number")
+        wanted[id] = float(scale)
+    if loaded:
+        await asyncio.wrap_future(service.engine.set_adapters(
+            [*((a, wanted[i]) for i, (a, _) in enumerate(loaded)), *service.vectors()]))
+    return JSON({"success": True})
+
+
 # --- metrics
 
 

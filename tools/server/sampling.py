@@ -68,7 +68,7 @@ def settings(body: Sampling, defaults: Mapping[str, Any], model: ggraph.Model) -
     if body.post_sampling_probs:
         raise Problem(400, "post_sampling_probs is not supported; n_probs gives probabilities before sampling")
     if body.lora:
-        raise Problem(400, "this server has no LoRA adapters loaded")
+        raise Problem(400, "the scales of LoRAs are the same for all requests; POST /lora-adapters sets them")
     params = {k: v for k, v in defaults.items() if k not in ("logit_bias", "breakers", "ignore_eos")}
     for name in FIELDS:
         if (value := getattr(body, name)) is not None:

@@ -71,7 +71,7 @@ class Service:
                  template: ggraph.ChatTemplate | None, options: Options):
         self.model, self.ctx, self.template, self.options = model, ctx, template, options
         self.vocab = model.vocab
-        self._engine, self._embedder = engine, embedder
+        self._engine, self._embedder, self._loaded = engine, embedder, ctx.adapters
         self.started = time.time()
 
     @property
@@ -97,6 +97,15 @@ class Service:
     @cached_property
     def name(self) -> str:
         return self.options.alias or self.model.path.name
+
+    def adapters(self) -> list[tuple[ggraph.Adapter, float]]:
+        """LoRAs, each with its scale, 0 for those that are off."""
+        scales = dict(self.ctx.adapters)
+        return [(a, scales.get(a, 0.0)) for a, _ in self._loaded if a.pairs]
+
+    def vectors(self) -> list[tuple[ggraph.Adapter, float]]:
+        """Control vectors, which stay as they are."""
+        return [(a, scale) for a, scale in self._loaded if not a.pairs]
 
     # --- prompts
 

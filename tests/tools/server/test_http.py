@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 import ggraph
+from tests import adapters
 from tests.tools.server.conftest import Server, running
 
 GREEDY: dict[str, Any] = {"temperature": 0, "n_predict": 8}
@@ -389,3 +390,23 @@ def test_a_model_that_does_not_load(tmp_path: Path) -> None:
     assert server.process.wait(30) == 1
     server._reader.join(5)
     assert any("bad.gguf" in line for line in server.log)
+
+
+def test_lora_adapters(tmp_path: Path) -> None:
+    """Scales change between requests, and what was cached with the old ones is not used."""
+    model, loras = adapters.write(tmp_path, "llama-dense")
+    ask = {"prompt": list(range(1, 60)), "return_tokens": True, **GREEDY}
+    with running("-m", str(model), "-c", "256", "-np", "1", "--lora", str(loras[0])) as server, \
+            httpx.Client(base_url=server.url, timeout=30) as c:
+        loaded = c.get("/lora-adapters").json()
+        assert [(a["id"], a["scale"], Path(a["path"]).name) for a in loaded] == [(0, 1.0, loras[0].name)]
+        on = post(c, "/completion", **ask)["tokens"]
+        assert c.post("/lora-adapters", json=[{"id": 0, "scale": 0.0}]).json() == {"success": True}
+        off = post(c, "/completion", **ask)
+        assert off["tokens"] != on and off["timings"]["cache_n"] == 0
+        assert c.post("/lora-adapters", json=[{"id": 0, "scale": 1}]).json() == {"success": True}
+        assert post(c, "/completion", **ask)["tokens"] == on
+        wrong: list[Any] = [[{"id": 1, "scale": 1}], [{"id": 0}], {}, [0]]
+        for bad in wrong:
+            assert c.post("/lora-adapters", json=bad).status_code == 400
+        assert "POST /lora-adapters" in post(c, "/completion", 400, **ask, lora=[{"id": 0, "scale": 1}])["message"]
