@@ -26,6 +26,7 @@ from .schema import (
     Embeddings,
     Infill,
     Messages,
+    Rerank,
     Responses,
     SlotFile,
     Tokenize,
@@ -121,11 +122,7 @@ def _text_routes(r: Routes) -> None:
     r.post("/detokenize", Detokenize, utilities.detokenize)
     r.post("/embedding /embeddings", Embeddings, lambda s, q, b: utilities.embeddings(s, q, b, False))
     r.post("/v1/embeddings", Embeddings, lambda s, q, b: utilities.embeddings(s, q, b, True))
-    r.post("/rerank /reranking /v1/rerank /v1/reranking", Body, _rerank)
-
-
-async def _rerank(service: Service, request: Request, body: Body) -> Response:
-    raise Problem(501, "This server does not support reranking. Start it with `--reranking`")
+    r.post("/rerank /reranking /v1/rerank /v1/reranking", Rerank, utilities.rerank)
 
 
 def _chat_routes(r: Routes) -> None:

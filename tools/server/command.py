@@ -46,7 +46,10 @@ SERVER = (
             help="Host memory for what slots had to forget, and for checkpoints; 0: none, -1: no limit."),
     _server("--embedding/--no-embedding", "--embeddings/--no-embeddings", "embedding", default=False,
             help="Serve embeddings, and nothing else.  [default: off]"),
-    _server("--pooling", type=click.Choice(["none", "mean", "cls", "last"]), help="Pooling of embeddings.  [default: the model's]"),
+    _server("--rerank/--no-rerank", "--reranking/--no-reranking", "rerank", default=False,
+            help="Serve reranking, and nothing else: the model must be a reranker.  [default: off]"),
+    _server("--pooling", type=click.Choice(["none", "mean", "cls", "last", "rank"]),
+            help="Pooling of embeddings.  [default: the model's]"),
     _server("--embd-normalize", type=int, default=2, show_default=True, metavar="N",
             help="Norm of embeddings; -1: none, 0: the largest is 32760, 2: length 1."),
     _server("n_predict", "-n", "--predict", "--n-predict", type=click.IntRange(min=-1), default=-1, metavar="N",
@@ -79,7 +82,7 @@ ENVIRONMENT = {
     "port": "PORT", "alias": "ALIAS", "api_key_file": "API_KEY_FILE", "timeout": "TIMEOUT", "cors_origins": "CORS_ORIGINS",
     "sse_ping_interval": "SSE_PING_INTERVAL", "slots": "ENDPOINT_SLOTS", "metrics": "ENDPOINT_METRICS",
     "props": "ENDPOINT_PROPS", "cache_ram": "CACHE_RAM",
-    "cache_prompt": "CACHE_PROMPT", "embedding": "EMBEDDINGS", "pooling": "POOLING",
+    "cache_prompt": "CACHE_PROMPT", "embedding": "EMBEDDINGS", "rerank": "RERANKING", "pooling": "POOLING",
     "n_predict": "N_PREDICT", "context_shift": "CONTEXT_SHIFT", "chat_template": "CHAT_TEMPLATE",
     "chat_template_file": "CHAT_TEMPLATE_FILE", "chat_template_kwargs": "CHAT_TEMPLATE_KWARGS", "jinja": "JINJA",
     "reasoning_format": "THINK", "prefill_assistant": "PREFILL_ASSISTANT", "temp": "TEMPERATURE", "top_k": "TOP_K",
@@ -133,6 +136,8 @@ def _check(p: Params) -> None:
         raise click.BadParameter(f"not JSON: {e}", param_hint="--chat-template-kwargs") from None
     if not isinstance(p["chat_template_kwargs"], dict):
         raise click.BadParameter("must be a JSON object", param_hint="--chat-template-kwargs")
+    if p["rerank"]:
+        p["embedding"], p["pooling"] = True, "rank"
     if p["n_parallel"] < 1:
         p["n_parallel"] = 1 if p["embedding"] else 4
     p["n_batch"] = max(p["n_batch"], p["n_parallel"])

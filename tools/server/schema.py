@@ -201,6 +201,14 @@ class Embeddings(Body):
     dimensions: Int | None = None
 
 
+class Rerank(Body):
+    query: str | None = None
+    documents: list[str | dict[str, Any]] | None = None
+    texts: list[str] | None = None
+    top_n: Annotated[Int, _between(0, INT_MAX)] | None = None
+    return_text: bool = False
+
+
 class SlotFile(Body):
     filename: str | None = None
 

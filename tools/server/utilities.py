@@ -1,4 +1,4 @@
-"""Routes about text alone: tokenize, detokenize; embeddings.
+"""Routes about text alone: tokenize, detokenize; embeddings, reranking.
 
 In: checked bodies. Out: plain JSON.
 """
@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .problem import JSON, Problem
-from .schema import Detokenize, Embeddings, Tokenize
+from .schema import Detokenize, Embeddings, Rerank, Tokenize
 from .service import Service, in_thread
 from .stream import while_connected
 
@@ -63,6 +63,39 @@ async def embeddings(service: Service, request: Request, body: Embeddings, opena
     n = sum(map(len, texts))
     data = [{"embedding": _encoded(v, body.encoding_format), "index": i, "object": "embedding"} for i, v in enumerate(vectors)]
     return JSON({"model": service.name, "object": "list", "usage": {"prompt_tokens": n, "total_tokens": n}, "data": data})
+
+
+async def rerank(service: Service, request: Request, body: Rerank) -> Response:
+    """How well each document answers the query, best first; in Jina's form, or for `texts` in TEI's."""
+    if service.ctx.cparams.pooling != "rank":
+        raise Problem(501, "This server does not support reranking. Start it with `--reranking`")
+    if body.query is None:
+        raise Problem(400, '"query" must be provided')
+    texts: list[Any] = [d.get("text") if isinstance(d, dict) else d for d in body.texts or body.documents or []]
+    if not texts or not all(isinstance(t, str) for t in texts):
+        raise Problem(400, '"documents" must be a non-empty string array')
+    pairs = await in_thread(lambda: [_pair(service, body.query or "", t) for t in texts])
+    futures = [asyncio.wrap_future(service.embedder.submit(ids)) for ids in pairs]
+    rows = await while_connected(request, asyncio.gather(*futures))
+    scores = [float(row[0]) for row in rows]
+    order = sorted(range(len(texts)), key=lambda i: -scores[i])[:body.top_n]
+    if body.texts is not None:
+        return JSON([{"index": i, "score": scores[i], **({"text": texts[i]} if body.return_text else {})} for i in order])
+    n = sum(map(len, pairs))
+    return JSON({"model": service.name, "object": "list", "usage": {"prompt_tokens": n, "total_tokens": n},
+                 "results": [{"index": i, "relevance_score": scores[i]} for i in order]})
+
+
+def _pair(service: Service, query: str, document: str) -> list[int]:
+    """Query and document as one text: by the file's own template, else joined by the end and separator tokens."""
+    vocab = service.vocab
+    template = service.model.kv.get("tokenizer.chat_template.rerank")
+    if template:
+        return vocab.encode(str(template).replace("{query}", query).replace("{document}", document), add_special=False)
+    end = [vocab.sep if vocab.eos is None else vocab.eos] if vocab.add_eos else []
+    start, between = [vocab.bos] if vocab.add_bos else [], [vocab.sep] if vocab.add_sep else []
+    q, d = (vocab.encode(text, add_special=False, parse_special=False) for text in (query, document))
+    return [id for id in [*start, *q, *end, *between, *d, *end] if id is not None]
 
 
 def _normalized(v: npt.NDArray[np.float32], p: int) -> npt.NDArray[np.float32]:

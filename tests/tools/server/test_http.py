@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 import ggraph
-from tests import adapters
+from tests import adapters, encoders, spec
 from tests.tools.server.conftest import Server, running
 
 GREEDY: dict[str, Any] = {"temperature": 0, "n_predict": 8}
@@ -382,6 +382,31 @@ def test_embeddings(file: str) -> None:
         assert native[0]["embedding"][0] == answer["data"][0]["embedding"]
         assert "too large to process" in post(c, "/v1/embeddings", 400, input="x" * 300)["message"]
         assert post(c, "/completion", 501, prompt="a")["type"] == "not_supported_error"
+
+
+def test_reranking(tmp_path: Path) -> None:
+    bert = encoders.SPECS["bert"]
+    tokens = ["<unk>", "<s>", "</s>", "\N{LOWER ONE EIGHTH BLOCK}", *"abcdefghijklmnopqrstuvwxyz"]
+    tokens += [f"<pad{i}>" for i in range(encoders.N_VOCAB - len(tokens))]
+    kv = [row for row in bert["kv"] if not row[0].startswith("tokenizer.ggml")] + [
+        ["tokenizer.ggml.token_type_count", "UINT32", 2], ["tokenizer.ggml.model", "STRING", "llama"],
+        ["tokenizer.ggml.tokens", "ARRAY:STRING", tokens], ["tokenizer.ggml.bos_token_id", "UINT32", 1],
+        ["tokenizer.ggml.eos_token_id", "UINT32", 2], ["tokenizer.ggml.add_eos_token", "BOOL", True],
+        ["tokenizer.ggml.scores", "ARRAY:FLOAT32", [0.0] * len(tokens)],
+        ["tokenizer.ggml.token_type", "ARRAY:INT32", [2, 3, 3, *[1] * (len(tokens) - 3)]]]
+    file = spec.write({**bert, "kv": kv}, tmp_path / "bert.gguf")
+    with running("-m", str(file), "--reranking") as server, httpx.Client(base_url=server.url, timeout=30) as c:
+        documents = ["rain", "wind and snow", "sun"]
+        answer = post(c, "/rerank", query="rain", documents=documents)
+        scores = [r["relevance_score"] for r in answer["results"]]
+        assert sorted(r["index"] for r in answer["results"]) == [0, 1, 2] and scores == sorted(scores, reverse=True)
+        assert len(set(scores)) == 3 and answer["usage"]["prompt_tokens"] > 10
+        best = post(c, "/v1/rerank", query="rain", documents=[{"text": d} for d in documents], top_n=1)["results"]
+        assert best == answer["results"][:1]
+        told = post(c, "/rerank", query="rain", texts=documents, return_text=True)
+        assert [t["score"] for t in told] == scores and told[0]["text"] == documents[told[0]["index"]]
+        assert "query" in post(c, "/rerank", 400, documents=documents)["message"]
+        assert "non-empty" in post(c, "/rerank", 400, query="a", documents=[])["message"]
 
 
 def test_a_model_that_does_not_load(tmp_path: Path) -> None:
