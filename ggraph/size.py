@@ -19,10 +19,11 @@ Terms = dict[Monomial, int]
 class Size(int):
     """An integer with its polynomial. Plain integers are constants."""
     terms: Terms
+    multiples: dict[int, Size]          # made so far: a graph asks for the same few again and again
 
     def __new__(cls, value: int, terms: Terms) -> Size:
         self = super().__new__(cls, value)
-        self.terms = terms
+        self.terms, self.multiples = terms, {}
         return self
 
     @classmethod
@@ -39,10 +40,16 @@ class Size(int):
         return other + (-1) * self
 
     def __mul__(self, other: int) -> Any:
+        if type(other) is int and other:                    # nearly always: strides
+            if other == 1:
+                return self
+            multiple = self.multiples.get(other)
+            if multiple is None:
+                multiple = Size(int.__mul__(self, other), {m: c * other for m, c in self.terms.items()})
+                self.multiples[other] = multiple
+            return multiple
         if not isinstance(other, int):
             return NotImplemented
-        if type(other) is int and other:                    # nearly always: strides
-            return Size(int.__mul__(self, other), {m: c * other for m, c in self.terms.items()})
         return _make(int(self) * int(other), _product(self.terms, terms_of(other)))
 
     def __floordiv__(self, other: int) -> Any:
@@ -131,7 +138,7 @@ class Sizes:
     """
 
     def __init__(self, numbers: Sequence[int]):
-        self.numbers = np.array(numbers, np.int64)
+        self.numbers = np.fromiter(numbers, np.int64, len(numbers))
         self.constants = self.numbers.copy()
         columns: dict[Monomial, list[tuple[int, int]]] = {}
         for i in [i for i, x in enumerate(numbers) if type(x) is Size]:
@@ -143,6 +150,7 @@ class Sizes:
         self.columns = [(m, np.array([i for i, _ in rows]), np.array([c for _, c in rows], np.int64))
                         for m, rows in columns.items()]
         self.products: list[int] = []                  # of the values last set
+
     def set(self, values: Mapping[str, int]) -> np.ndarray:
         """Take over the present value of every variable; `numbers`, which is always the same array."""
         if not self.products:

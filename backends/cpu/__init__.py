@@ -94,7 +94,8 @@ class Compiled:
             numbers += words(step.block, self.scratch.address)
         self.sizes = Sizes(numbers)
         base = self.sizes.numbers.ctypes.data
-        self.table = np.array([[s.kernel.address, base + 8 * start, s.flags] for s, start in zip(native, starts)],
+        code = {kernel: kernel.address for kernel in {step.kernel for step in native}}
+        self.table = np.array([[code[s.kernel], base + 8 * start, s.flags] for s, start in zip(native, starts)],
                               np.int64).reshape(-1, 3)
 
     def resize(self, values: Mapping[str, int]) -> None:

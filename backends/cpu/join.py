@@ -9,7 +9,7 @@ are alike if they cut equally many things; then share i of both is the same part
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ggraph.size import terms_of
@@ -18,7 +18,7 @@ from ggraph.tensor import Tensor
 from .layout import ANYHOW, COLUMNS, TOKENS, extent, packed
 
 if TYPE_CHECKING:
-    from .lower import Cuts, Field, Scratch, Step
+    from .lower import Cuts, Field, Step
 
 TOGETHER = 1                                # flag of a step: the next one belongs to it
 
@@ -40,9 +40,6 @@ class _Span(NamedTuple):
     start: int
     end: int
 
-    def overlaps(self, other: _Span) -> bool:
-        return self.start < other.end and other.start < self.end and bool(self.home == other.home)
-
 
 class _Member(NamedTuple):
     step: Step
@@ -53,13 +50,12 @@ class _Member(NamedTuple):
 def join(steps: Sequence[Step]) -> None:
     """Set flags and cuts. Each step joins those before it if it can."""
     group: list[_Member] = []
-    known: dict[Tensor, tuple[Any, int, int]] = {}
+    known: dict[Field, tuple[Any, int, int]] = {}
     for step in steps:
         if step.cuts is None:
             group.clear()
             continue
-        spans = [_Span(f, *_place(f, known)) for f in step.fields if not isinstance(f, (int, float))]
-        member = _Member(step, spans, next(s for s in spans if s.field is step.writes))
+        member = _member(step, known)
         if group and _fits(group, member):
             group[-1].step.flags |= TOGETHER
         else:
@@ -67,14 +63,21 @@ def join(steps: Sequence[Step]) -> None:
         group.append(member)
 
 
-def _place(field: Tensor | Scratch, known: dict[Tensor, tuple[Any, int, int]]) -> tuple[Any, int, int]:
-    """Home, start and end of all bytes of a tensor's root; scratch memory for one purpose is one place."""
-    if not isinstance(field, Tensor):
-        return field, 0, 1
-    root = field.root
-    if root not in known:
-        known[root] = extent(root)
-    return known[root]
+def _member(step: Step, known: dict[Field, tuple[Any, int, int]]) -> _Member:
+    spans = []
+    for field in step.fields:
+        if type(field) is Tensor:
+            root: Field = field.root
+            place = known.get(root) or known.setdefault(root, extent(field.root))
+        elif isinstance(field, (int, float)):
+            continue
+        else:                                       # scratch memory for one purpose is one place
+            place = field, 0, 1
+        span = _Span(field, *place)
+        spans.append(span)
+        if field is step.writes:
+            written = span
+    return _Member(step, spans, written)
 
 
 def _fits(group: Sequence[_Member], member: _Member) -> bool:
@@ -89,14 +92,12 @@ def _fits(group: Sequence[_Member], member: _Member) -> bool:
     return False
 
 
-def _clashes(a: _Member, b: _Member) -> Iterator[tuple[Field, Field]]:
+def _clashes(a: _Member, b: _Member) -> list[tuple[Field, Field]]:
     """Pairs of overlapping fields of which one is written."""
-    for y in b.spans:
-        if a.written.overlaps(y):
-            yield a.written.field, y.field
-    for x in a.spans:
-        if x is not a.written and x.overlaps(b.written):
-            yield x.field, b.written.field
+    field, home, start, end = a.written
+    found = [(field, y[0]) for y in b.spans if start < y[3] and y[2] < end and y[1] is home]
+    field, home, start, end = b.written
+    return found + [(x[0], field) for x in a.spans if start < x[3] and x[2] < end and x[1] is home and x is not a.written]
 
 
 def _alike(a: Step, b: Step, how: int) -> bool:
@@ -108,7 +109,7 @@ def _same_rows(x: Field, y: Field) -> bool:
     """Things that are cut alike lie in the same places of both. Scratch memory is read as a whole."""
     if not (isinstance(x, Tensor) and isinstance(y, Tensor) and x.place() == y.place()):
         return False
-    return (all(map(_equal, (*x.ne, *x.nb), (*y.ne, *y.nb)))
+    return x is y or (all(map(_equal, (*x.ne, *x.nb), (*y.ne, *y.nb)))
             or (packed(x) and packed(y) and terms_of(x.nbytes) == terms_of(y.nbytes)))
 
 

@@ -12,7 +12,7 @@ runs through `ref`). Fields are evaluated for the sizes at hand by `Compiled`.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
@@ -123,8 +123,8 @@ def words(fields: Sequence[Field], scratch: int) -> list[int]:
 
 def lower(nodes: Sequence[Tensor], keep: frozenset[Tensor], emit: Emit) -> list[list[Step] | Tensor]:
     """Per node or fused run: its steps, or the node itself where no kernel fits. `keep` is read after this split."""
-    uses = count_uses(nodes, keep)
     emit.reads, emit.keep = find_readers(nodes), keep
+    uses = count_uses(emit.reads, keep)
     lengths: dict[str, set[int]] = {}               # of runs that begin with an op
     for ops in LOWERINGS:
         lengths.setdefault(ops[0], set()).add(len(ops))
@@ -174,9 +174,9 @@ def find_readers(nodes: Sequence[Tensor]) -> dict[Tensor, list[Tensor]]:
     return readers
 
 
-def count_uses(nodes: Sequence[Tensor], keep: frozenset[Tensor]) -> dict[Tensor, int]:
+def count_uses(reads: Mapping[Tensor, Sequence[Tensor]], keep: frozenset[Tensor]) -> dict[Tensor, int]:
     """How many nodes read each root; what is kept counts once more."""
-    uses = {root: len(readers) for root, readers in find_readers(nodes).items()}
+    uses = {root: len(readers) for root, readers in reads.items()}
     for root in keep:
         uses[root] = uses.get(root, 0) + 1
     return uses

@@ -158,6 +158,8 @@ class Core:
 
     def check_adapters(self) -> None:
         """Error if the graph reads a weight and not what an adapter adds to it: it may stand in no place but a product."""
+        if not self.mix.adapters:
+            return
         read = {s.root.name for n in self.g.nodes for s in n.src if s is not None and s.root.op == "none"}
         for adapter in self.mix.adapters:
             wanted = (adapter.pairs.keys() & read) | {f"direction.{il}" for il in adapter.directions}

@@ -76,6 +76,12 @@ class KVCache(Group):
         self.n_kv = Size.variable(f"n_kv{index}", size)
         self.n_cells = Size.variable(f"n_cells{index}", size * store.n_seq_max)
         self.stream0 = Size.variable(f"stream{index}", n_stream - 1) if n_stream > 1 else 0
+        # Sizes of the Hadamard blocks that K and V are multiplied with before they are quantized (and Q with K's); 0: none.
+        # As llama.cpp: quantized types, heads of a multiple of 64; K takes the largest block that divides the head, V 64.
+        # Latent vectors stay as they are.
+        head = hp.n_embd_head_k
+        self.rot_k = head & -head if self.v and _spread(self.k, head) else 0
+        self.rot_v = 64 if _spread(self.v, hp.n_embd_head_v) else 0
 
     def tensors(self) -> list[Tensor]:
         return [*self.k.values(), *self.v.values()]
@@ -84,24 +90,6 @@ class KVCache(Group):
         slots, i = step.slots[self.index], self.index
         return {f"n_kv{i}": self.store.n_kv(slots), f"n_cells{i}": self.store.n_listed(step.ubatch),
                 f"stream{i}": int(slots.streams[0])}
-
-    @property
-    def rot_k(self) -> int:
-        """Size of the Hadamard blocks that K is multiplied with before it is quantized (and Q with it); 0: none.
-
-        As llama.cpp: quantized types, heads of a multiple of 64; K takes the largest block that divides the head, V 64.
-        Latent vectors stay as they are.
-        """
-        head = self.hp.n_embd_head_k
-        return head & -head if self.v and self._spread(self.k, head) else 0
-
-    @property
-    def rot_v(self) -> int:
-        return 64 if self._spread(self.v, self.hp.n_embd_head_v) else 0
-
-    @staticmethod
-    def _spread(layers: dict[int, Tensor], head: int) -> bool:
-        return any(t.type.quantized for t in layers.values()) and head % 64 == 0
 
     # --- in a graph
 
@@ -134,6 +122,10 @@ class KVCache(Group):
         for t in self.tensors():
             data = backend.download(t.buffer, t.offset + src * t.nb[2], t.nb[2])
             backend.upload(t.buffer, t.offset + dst * t.nb[2], data)
+
+
+def _spread(layers: dict[int, Tensor], head: int) -> bool:
+    return any(t.type.quantized for t in layers.values()) and head % 64 == 0
 
 
 def _write(cache: Tensor, x: Tensor, idx: Tensor) -> Tensor:
