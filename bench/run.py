@@ -19,8 +19,8 @@ import click
 from cases import CASES, Case
 
 import ggraph
+from ggraph.backends.cpu import probe
 from ggraph.tools import bench
-from ggraph.tools._profile import read_bandwidth
 from ggraph.tools._runners import Params, cpu_name
 
 RESULTS = Path(__file__).parent / "results"
@@ -57,7 +57,7 @@ def _test(case: Case, path: Path, threads: int) -> bench.Test:
 
 
 def _measure(case: Case, test: bench.Test, repetitions: int, peer: bool) -> Iterator[dict[str, Any]]:
-    bandwidth = read_bandwidth(test.params.n_threads)
+    bandwidth = probe.ceilings(test.params.n_threads).bandwidth
     for result in bench.run(test, repetitions, warmup=True, peer=peer):
         row = {**result.row(), "samples_ns": result.samples_ns, "read_bandwidth": bandwidth, "case": asdict(case)}
         yield row | {"model_filename": case.file}                       # no path of this machine

@@ -41,6 +41,12 @@ class NodeTime(NamedTuple):
     seconds: float
 
 
+class Ceilings(NamedTuple):
+    """What a device gives at most, measured: bytes read per second, and multiply-adds of int8 per second."""
+    bandwidth: float
+    products: float
+
+
 class Compiled(Protocol):
     """One split, ready to run with the sizes that it was last given."""
     reads: Collection[Tensor]                   # roots that it reads: an input that is not among them needs no filling
@@ -67,6 +73,8 @@ class Backend(Protocol):
         """Take a model's weights: what a mat-mul here reads is repacked or uploaded, now or on first use; once per model."""
     def compile(self, nodes: Sequence[Tensor], keep: Collection[Tensor] = ()) -> Compiled:
         """`keep`: roots whose bytes something after this split reads; the rest may be fused away."""
+    def ceilings(self, n_threads: int) -> Ceilings | None:
+        """Measure them (a second or so); None where the backend has no fast paths to judge."""
     def sync(self) -> None: ...
     def abort(self) -> None:
         """Stop the running split soon; `run` then raises `Aborted`. May be called from any thread."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from ggraph.backend import Ceilings
 from tests import spec
 
 BENCH = Path(__file__).parents[1] / "bench"
@@ -25,7 +26,7 @@ def test_a_case_gives_rows_that_the_picture_understands(scripts: Any, tmp_path: 
     cases = [scripts["cases"].Case(file, n_gen=2, n_depth=4, ratio=2.0, ceiling=0.9) for file in ("tiny.gguf", "none.gguf")]
     monkeypatch.setattr(scripts["run"], "CASES", cases)
     monkeypatch.setattr(scripts["run"], "RESULTS", tmp_path / "results")
-    monkeypatch.setattr(scripts["run"], "read_bandwidth", lambda n: 1e9)
+    monkeypatch.setattr(scripts["run"].probe, "ceilings", lambda n: Ceilings(1e9, 1e11))
     done = CliRunner().invoke(scripts["run"].main, [str(tmp_path), "-r", "2", "-t", "1", "--no-peer", "--machine", "here"])
     assert done.exit_code == 0 and "none.gguf tg2 @ d4: no such file" in done.output, done.output
     assert "% of the memory's bandwidth (to hold: 90%)" in done.output

@@ -1,11 +1,10 @@
 """Where the time of a step goes: by op, against ceilings measured in the same process.
 
-In: a setting and sizes. Out: a table as text. Read bandwidth is measured by summing a large array in every thread; what a
-product may reach at most is the best that any product of the run reached.
+In: a setting and sizes. Out: a table as text. The ceilings are the backend's own: what it reads and multiplies per second
+when it does nothing else.
 """
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -22,9 +21,10 @@ def profile(p: Params, n_prompt: int, n_gen: int, n_depth: int) -> str:
     runner = Ours(p, n_prompt + n_gen + n_depth + 64)
     try:
         times, wall = _timed(runner, n_prompt or 1, n_depth)
+        ceilings = runner.model.place()[0].ceilings(p.n_threads)
     finally:
         runner.close()
-    return table(times, wall, n_prompt or 1, read_bandwidth(p.n_threads))
+    return table(times, wall, n_prompt or 1, ceilings)
 
 
 def _timed(runner: Ours, n_tokens: int, n_depth: int, repeats: int = 9) -> tuple[list[tuple[Any, float]], float]:
@@ -47,7 +47,7 @@ def _timed(runner: Ours, n_tokens: int, n_depth: int, repeats: int = 9) -> tuple
     return [(t.nodes, float(m)) for t, m in zip(samples[0], median)], float(np.median(walls))
 
 
-def table(times: Sequence[tuple[Any, float]], wall: float, n_tokens: int, bandwidth: float) -> str:
+def table(times: Sequence[tuple[Any, float]], wall: float, n_tokens: int, ceilings: Any) -> str:
     rows: dict[str, list[float]] = {}
     last = {node: i for i, (nodes, _) in enumerate(times) for node in nodes}
     for i, (every, seconds) in enumerate(times):
@@ -64,31 +64,26 @@ def table(times: Sequence[tuple[Any, float]], wall: float, n_tokens: int, bandwi
                 row[2] += weight.nbytes
                 row[3] += weight.numel * (1 if "result_output" in nodes[-1].name else n_tokens)
     native = sum(s for _, s in times)
-    lines = [f"{'op':52s} {'steps':>6s} {'ms':>9s} {'share':>6s} {'GB/s':>7s} {'GMAC/s':>8s}"]
+    lines = [f"{'op':52s} {'steps':>6s} {'ms':>9s} {'share':>6s} {'GB/s':>7s} {'':4s} {'GMAC/s':>8s}"]
     for name, (n, s, nbytes, macs) in sorted(rows.items(), key=lambda kv: -kv[1][1]):
         lines.append(f"{name:52s} {int(n):6d} {1e3 * s:9.3f} {100 * s / native:5.1f}% "
-                     f"{nbytes / s / 1e9 if nbytes else 0:7.1f} {macs / s / 1e9 if macs else 0:8.1f}")
+                     f"{_rate(nbytes / s, ceilings and ceilings.bandwidth):12s} {_rate(macs / s, ceilings and ceilings.products)}")
     lines.append(f"native {1e3 * native:.3f} ms, whole step {1e3 * wall:.3f} ms, outside the native call about "
-                 f"{max(0.0, 1e3 * (wall - native)):.3f} ms; read bandwidth here {bandwidth / 1e9:.1f} GB/s")
+                 f"{max(0.0, 1e3 * (wall - native)):.3f} ms")
+    if ceilings:
+        lines.append(f"at most, as measured here: read bandwidth {ceilings.bandwidth / 1e9:.1f} GB/s, products of int8 "
+                     f"{ceilings.products / 1e9:.0f} GMAC/s")
     return "\n".join(lines)
+
+
+def _rate(per_second: float, ceiling: float | None) -> str:
+    """In units of 1e9, with the part of the ceiling that it is."""
+    if not per_second:
+        return ""
+    return f"{per_second / 1e9:7.1f}" + (f" {100 * per_second / ceiling:3.0f}%" if ceiling else "")
 
 
 def _names(names: Iterable[str]) -> str:
     """mul_mat, mul_mat, add as "2 mul_mat+add"."""
     counted = [(name, len(list(same))) for name, same in groupby(names)]
     return "+".join(f"{n} {name}" if n > 1 else name for name, n in counted)
-
-
-def read_bandwidth(n_threads: int, nbytes: int = 256 << 20) -> float:
-    """Bytes per second that `n_threads` threads read together, the best of five passes."""
-    arrays = [np.ones(nbytes // 8 // n_threads) for _ in range(n_threads)]
-    best = 0.0
-    for _ in range(5):
-        threads = [threading.Thread(target=a.sum) for a in arrays]
-        start = time.perf_counter()
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
-        best = max(best, sum(a.nbytes for a in arrays) / (time.perf_counter() - start))
-    return best

@@ -12,7 +12,7 @@ from itertools import groupby
 
 import numpy as np
 
-from ggraph.backend import HostBuffer, NodeTime
+from ggraph.backend import Ceilings, HostBuffer, NodeTime
 from ggraph.errors import Aborted
 from ggraph.ops import VIEWS
 from ggraph.size import Sizes
@@ -46,6 +46,10 @@ class Cpu(ref.Ref):
 
     def compile(self, nodes: Sequence[Tensor], keep: Collection[Tensor] = ()) -> Compiled:  # type: ignore[override]
         return Compiled(self, nodes, frozenset(keep))
+
+    def ceilings(self, n_threads: int) -> Ceilings:
+        from .probe import ceilings
+        return ceilings(n_threads)
 
     def abort(self) -> None:
         super().abort()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from ggraph.backend import HostBuffer, NodeTime, Progress
+from ggraph.backend import Ceilings, HostBuffer, NodeTime, Progress
 from ggraph.errors import Aborted
 from ggraph.ops import VIEWS
 from ggraph.size import Sizes
@@ -57,6 +57,10 @@ class Ref:
 
     def compile(self, nodes: Sequence[Tensor], keep: Collection[Tensor] = ()) -> Plan:
         return Plan(self, nodes)
+
+    def ceilings(self, n_threads: int) -> Ceilings | None:
+        """NumPy's speed is nobody's measure."""
+        return None
 
     def sync(self) -> None:
         """Every run is finished when it returns."""
