@@ -24,6 +24,8 @@ class Var(NamedTuple):
 
 TABLE = (
     Var("GGRAPH_BACKEND", ("ref", "cpu", "cuda"), "", "Run everything on this backend. Unset: the best that opens."),
+    Var("GGRAPH_REF", ("ggml", "exact"), "ggml", "What `ref` multiplies F16, BF16 and quantized weights with: activations "
+        "rounded as ggml rounds them, or as they are. `exact` is the yardstick for accuracy."),
     Var("GGRAPH_CPU", ("generic", "avx2", "avxvnni", "avx512vnni", "neon"), "",
         "Compile CPU kernels with this set of vector instructions. Unset: the host's best."),
     Var("GGRAPH_CACHE", (), "", "Folder for fetched models and compiled kernels. "

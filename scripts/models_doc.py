@@ -31,7 +31,8 @@ llama.cpp's answers for tiny random models (tests/golden/models; how they were m
 prompts and joint decodes of one and two sequences, unified and one stream each, in ubatches of 64 and 7; of encoders the
 embeddings in every pooling. The numbers are the largest normalized mean square error over all cases on the CPU backend, first
 with F32 weights (tests: at most 1e-5), then with Q8_0 (3e-3) and Q4_0 (8e-3), where llama.cpp's own rounding of activations
-to 8 bits weighs most. What has no number was **not verified**: it runs, and nothing is claimed.
+to 8 bits weighs most; the reference backend passes the same tests. What has no number was **not verified**: it runs, and nothing
+is claimed.
 
 Besides, real models: SmolLM2 135M (llama), Gemma 3 270M (gemma3), all-MiniLM-L6-v2 (bert), against what llama.cpp answers.
 

@@ -1,4 +1,4 @@
-"""Tensor types to and from float32: `unpack` for every type, `pack` for those that a KV cache can hold.
+"""Tensor types to and from float32: `unpack` for every type, `pack` for those that a KV cache or activations can have.
 
 In: bytes as they lie in a file, and their type. Out: float32. This is the definition that faster kernels are tested
 against; it must not know files, tensors or backends. A type is one class (see `base`): its block layout and its
@@ -14,10 +14,11 @@ from ggraph.dtypes import DType
 from ggraph.quants import fp4, iq, k, legacy, plain, ternary  # noqa: F401 (each registers its types)
 from ggraph.quants.base import QUANTS, Quant
 
-__all__ = ["PACKABLE", "QUANTS", "Quant", "pack", "unpack"]
+__all__ = ["PACKABLE", "QUANTS", "Quant", "dot_type", "pack", "unpack"]
 
 PACKABLE = (dtypes.F32, dtypes.F16, dtypes.BF16, dtypes.Q8_0, dtypes.Q4_0, dtypes.Q4_1, dtypes.Q5_0, dtypes.Q5_1,
-            dtypes.IQ4_NL)
+            dtypes.IQ4_NL)                             # what a KV cache can hold
+ACTIVATIONS = (dtypes.Q8_1, dtypes.Q8_K)
 CHUNK = 1 << 16     # elements converted at a time, so that temporaries stay in the cache
 
 
@@ -37,8 +38,8 @@ def unpack(data: npt.NDArray[np.uint8], dtype: DType) -> npt.NDArray[np.float32]
 
 
 def pack(x: npt.NDArray[np.float32], dtype: DType) -> npt.NDArray[np.uint8]:
-    """float32 [..., n] -> uint8 [..., row bytes]. ValueError if n is not whole blocks, or dtype not in PACKABLE."""
-    if dtype not in PACKABLE:
+    """float32 [..., n] -> uint8 [..., row bytes]. ValueError if n is not whole blocks, or `dtype` cannot be packed into."""
+    if dtype not in PACKABLE + ACTIVATIONS:
         raise ValueError(f"cannot pack into {dtype}; into these: {', '.join(t.name for t in PACKABLE)}")
     n_blocks, rest = divmod(x.shape[-1], dtype.block)
     if rest:
@@ -50,3 +51,12 @@ def pack(x: npt.NDArray[np.float32], dtype: DType) -> npt.NDArray[np.uint8]:
         for i in range(0, len(rows), step):
             out[i:i + step] = QUANTS[dtype].pack(rows[i:i + step]).reshape(-1).view(np.uint8).reshape(-1, dtype.nbytes)
     return out.reshape(*x.shape[:-1], n_blocks * dtype.nbytes)
+
+
+def dot_type(dtype: DType) -> DType:
+    """What ggml's products with rows of this type round their other operand to (its vec_dot_type)."""
+    if not dtype.quantized:
+        return dtype
+    if dtype in (dtypes.Q4_1, dtypes.Q5_1, dtypes.Q8_1):
+        return dtypes.Q8_1
+    return dtypes.Q8_K if dtype.block == 256 else dtypes.Q8_0

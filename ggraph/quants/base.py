@@ -18,7 +18,7 @@ QUANTS: dict[DType, type[Quant]] = {}
 
 
 class Quant:
-    """One tensor type. A subclass has the layout of its block, `unpack`, and `pack` where a KV cache can hold it."""
+    """One tensor type. A subclass has the layout of its block, `unpack`, and `pack` where something packs into it."""
     dtype: ClassVar[DType]
     layout: ClassVar[np.dtype[Any]]
 
@@ -50,6 +50,12 @@ def split(qs: Array, bits: int) -> Array:
     """Bytes [..., k] -> their bit fields [..., 8 // bits, k]: the lowest field of all bytes first."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     return (qs[..., None, :] >> shifts[:, None]) & np.uint8((1 << bits) - 1)
+
+
+def extreme(x: Array) -> Array:
+    """[n, block] -> [n, 1]: the first element of largest magnitude, with its sign; +0.0 for a block of zeros."""
+    first = np.abs(x).argmax(axis=-1, keepdims=True)
+    return np.take_along_axis(x, first, -1) + np.float32(0)
 
 
 def bits(x: Array) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 import numpy as np
 
 from ggraph import dtypes
-from ggraph.quants.base import Array, Blocks, Quant, column, split
+from ggraph.quants.base import Array, Blocks, Quant, column, extreme, split
 
 _4K = [("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", 12)]
 
@@ -82,3 +82,12 @@ class Q8_K(Quant, dtype=dtypes.Q8_K, layout=[("d", "<f4"), ("qs", "i1", 256), ("
     @classmethod
     def unpack(cls, b: Blocks) -> Array:
         return column(b["d"]) * b["qs"]
+
+    @classmethod
+    def pack(cls, x: Array) -> Blocks:
+        b = np.empty(len(x), cls.layout)
+        inverse = np.float32(-127) / extreme(x)
+        q = np.rint(inverse * x)
+        q = np.where(np.isfinite(q), q, 0)
+        b["d"], b["qs"], b["bsums"] = 1 / inverse[:, 0] + 0, q, q.reshape(-1, 16, 16).sum(axis=-1)     # no -0.0
+        return b

@@ -4,7 +4,7 @@ from __future__ import annotations
 import numpy as np
 
 from ggraph import dtypes
-from ggraph.quants.base import Array, Blocks, Quant, bits, column, split
+from ggraph.quants.base import Array, Blocks, Quant, bits, column, extreme, split
 
 # What the 16 codes of IQ4_NL and IQ4_XS stand for (format fact: kvalues_iq4nl in ggml-common.h).
 IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
@@ -25,12 +25,6 @@ def _fifth_bits(b: Blocks) -> Array:
     return _halves(b["qs"]) | (bits(b["qh"]) << np.uint8(4))
 
 
-def _extreme(x: Array) -> Array:
-    """[n, 32] -> [n, 1]: the first element of largest magnitude, with its sign; +0.0 for a block of zeros."""
-    first = np.abs(x).argmax(axis=-1, keepdims=True)
-    return np.take_along_axis(x, first, -1) + np.float32(0)
-
-
 def _range(x: Array) -> tuple[Array, Array]:
     """(smallest, largest) [n, 1], the first of equals as in C (it decides the sign of a zero)."""
     low = np.take_along_axis(x, x.argmin(axis=-1, keepdims=True), -1)
@@ -49,7 +43,7 @@ def _code(x: Array, top: int) -> Array:
 
 def _symmetric(x: Array, half: int) -> tuple[Array, Array]:
     """(d [n, 1], codes [n, 32] of 0 .. 2 * half - 1): the element of largest magnitude gets code 0."""
-    d = _extreme(x) / np.float32(-half)
+    d = extreme(x) / np.float32(-half)
     return d, _code(x * _inverse(d) + np.float32(half + 0.5), 2 * half - 1)
 
 
@@ -113,6 +107,15 @@ class Q5_1(Quant, dtype=dtypes.Q5_1, layout=[("d", "<f2"), ("m", "<f2"), ("qh", 
         return b
 
 
+def _eight_bits(x: Array) -> tuple[Array, Array]:
+    """(d [n, 1], codes [n, 32] of -127 .. 127): the largest magnitude gets code 127."""
+    d = np.abs(x).max(axis=-1, keepdims=True) / np.float32(127)
+    q = x * _inverse(d)
+    whole = np.trunc(q)
+    rounded = whole + np.trunc((q - whole) * np.float32(2))     # roundf: halves away from zero
+    return d, np.where(np.isfinite(rounded), rounded, 0)
+
+
 class Q8_0(Quant, dtype=dtypes.Q8_0, layout=[("d", "<f2"), ("qs", "i1", 32)]):
     @classmethod
     def unpack(cls, b: Blocks) -> Array:
@@ -121,11 +124,8 @@ class Q8_0(Quant, dtype=dtypes.Q8_0, layout=[("d", "<f2"), ("qs", "i1", 32)]):
     @classmethod
     def pack(cls, x: Array) -> Blocks:
         b = np.empty(len(x), cls.layout)
-        d = np.abs(x).max(axis=-1, keepdims=True) / np.float32(127)
-        q = x * _inverse(d)
-        whole = np.trunc(q)
-        rounded = whole + np.trunc((q - whole) * np.float32(2))     # roundf: halves away from zero
-        b["d"], b["qs"] = d[:, 0], np.where(np.isfinite(rounded), rounded, 0)
+        d, q = _eight_bits(x)
+        b["d"], b["qs"] = d[:, 0], q
         return b
 
 
@@ -135,6 +135,13 @@ class Q8_1(Quant, dtype=dtypes.Q8_1, layout=[("d", "<f2"), ("s", "<f2"), ("qs", 
     @classmethod
     def unpack(cls, b: Blocks) -> Array:
         return column(b["d"]) * b["qs"]
+
+    @classmethod
+    def pack(cls, x: Array) -> Blocks:
+        b = np.empty(len(x), cls.layout)
+        d, q = _eight_bits(x)
+        b["d"], b["s"], b["qs"] = d[:, 0], q.sum(axis=-1) * d[:, 0], q
+        return b
 
 
 class IQ4_NL(Quant, dtype=dtypes.IQ4_NL, layout=[("d", "<f2"), ("qs", "u1", 16)]):
@@ -146,15 +153,15 @@ class IQ4_NL(Quant, dtype=dtypes.IQ4_NL, layout=[("d", "<f2"), ("qs", "u1", 16)]
     def pack(cls, x: Array) -> Blocks:
         """The codes come from a first scale; the scale stored is then the one that fits these codes best."""
         b = np.empty(len(x), cls.layout)
-        extreme = _extreme(x)
-        first = extreme / np.float32(IQ4_VALUES[0])
-        code = _nearest_iq4(x * np.where(np.abs(extreme) < _IQ4_LEAST, np.float32(0), np.float32(1) / first))
+        top = extreme(x)
+        first = top / np.float32(IQ4_VALUES[0])
+        code = _nearest_iq4(x * np.where(np.abs(top) < _IQ4_LEAST, np.float32(0), np.float32(1) / first))
         q, w = IQ4_VALUES[code].astype(np.float32), x * x
         # accumulate adds from left to right, as the C loop does; sum() would pair the terms up
         qx, q2 = (np.add.accumulate(t, axis=-1)[:, -1] for t in (w * q * x, w * q * q))
         d = np.where(q2 > 0, qx / q2, np.float32(0))
-        d[np.abs(extreme[:, 0]) < _IQ4_LEAST] = 0
-        d[np.isnan(extreme[:, 0])] = np.nan
+        d[np.abs(top[:, 0]) < _IQ4_LEAST] = 0
+        d[np.isnan(top[:, 0])] = np.nan
         b["d"], b["qs"] = d, _join_halves(code)
         return b
 

@@ -196,13 +196,25 @@ def test_shapes_by_hand() -> None:
 
 # --- matrix products ----------------------------------------------------------------------------------------------
 
+@pytest.fixture(params=["ggml", "exact"])
+def seen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[Array, DType], Array]:
+    """How products with a type see the other operand, for both values of GGRAPH_REF."""
+    monkeypatch.setenv("GGRAPH_REF", request.param)
+    return lambda x, type: value(x, quants.dot_type(type) if request.param == "ggml" else F32)
+
+
 @pytest.mark.parametrize("type", WEIGHTS, ids=str)
-def test_mul_mat_is_the_product_with_the_unpacked_weight(type: DType) -> None:
+def test_mul_mat_is_the_product_with_the_unpacked_weight(type: DType, seen: Callable[[Array, DType], Array]) -> None:
     a = leaf(type, (256, 6), "a")
     a.buffer = HostBuffer(random_blocks(type, 6 * 256 // type.block, RNG).reshape(-1))
     b = normal(3, 256)
     unpacked = quants.unpack(a.buffer.data.reshape(6, -1), type).astype(np.float64)
-    close(evaluate(ops.mul_mat(a, tensor(b))), b @ unpacked.T)
+    close(evaluate(ops.mul_mat(a, tensor(b))), seen(b, type) @ unpacked.T)
+
+
+def test_an_operand_of_the_dot_type_is_not_rounded_again() -> None:
+    a, b = normal(6, 64), normal(3, 64)
+    close(evaluate(ops.mul_mat(tensor(a, Q8_0), tensor(b, Q8_0))), value(b, Q8_0) @ value(a, Q8_0).T)
 
 
 def test_mul_mat_repeats_the_weight_for_neighbours() -> None:
@@ -211,13 +223,14 @@ def test_mul_mat_repeats_the_weight_for_neighbours() -> None:
 
 
 @pytest.mark.parametrize("type", [F32, Q8_0, dtypes.Q4_K])
-def test_mul_mat_id_takes_the_expert_of_each_slot(type: DType) -> None:
+def test_mul_mat_id_takes_the_expert_of_each_slot(type: DType, seen: Callable[[Array, DType], Array]) -> None:
     a = leaf(type, (256, 3, 4), "a")
     a.buffer = HostBuffer(random_blocks(type, 12 * 256 // type.block, RNG).reshape(-1))
     experts = quants.unpack(a.buffer.data.reshape(4, 3, -1), type).astype(np.float64)
     b, ids = normal(5, 2, 256), RNG.integers(0, 4, (5, 2))
-    close(evaluate(ops.mul_mat_id(a, tensor(b), tensor(ids))), np.einsum("tunk,tuk->tun", experts[ids], b))
-    close(evaluate(ops.mul_mat_id(a, tensor(b[:, :1]), tensor(ids))), np.einsum("tunk,tk->tun", experts[ids], b[:, 0]))
+    x = seen(b, type)
+    close(evaluate(ops.mul_mat_id(a, tensor(b), tensor(ids))), np.einsum("tunk,tuk->tun", experts[ids], x))
+    close(evaluate(ops.mul_mat_id(a, tensor(b[:, :1]), tensor(ids))), np.einsum("tunk,tk->tun", experts[ids], x[:, 0]))
 
 
 def test_out_prod_and_solve_tri() -> None:

@@ -1,7 +1,8 @@
 """Packing: bit for bit llama.cpp's reference quantizers.
 
 tests/golden/quants.npz holds 56 blocks `x` (normal, of every magnitude from subnormal to overflow, ties, zeros of both
-signs, infinities) and what quantize_row_*_ref of ggml-quants.c makes of them, compiled without fused multiply-add.
+signs, infinities) and what quantize_row_*_ref of ggml-quants.c makes of them, compiled without fused multiply-add; for
+Q8_K 13 blocks `x256` (normal, of many magnitudes, ties, both signs of the largest, zeros).
 """
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from ggraph import dtypes, quants
 from ggraph.dtypes import DType
 
 GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "quants.npz")
-BLOCKS = [t for t in quants.PACKABLE if t.quantized]
+BLOCKS = [t for t in (*quants.PACKABLE, *quants.ACTIVATIONS) if t.quantized]
 IN_PACKAGE = [t for t in quants.PACKABLE if t is not dtypes.IQ4_NL]
 
 Floats = npt.NDArray[np.float32]
@@ -37,7 +38,7 @@ def reference(x: Floats, dtype: DType) -> npt.NDArray[np.uint8]:
 
 @pytest.mark.parametrize("dtype", BLOCKS, ids=repr)
 def test_equals_llama_cpp(dtype: DType) -> None:
-    x, want = GOLDEN["x"], GOLDEN[f"pack_{dtype}"]
+    x, want = GOLDEN["x256" if dtype is dtypes.Q8_K else "x"], GOLDEN[f"pack_{dtype}"]
     got = quants.pack(x, dtype)
     if dtype is dtypes.IQ4_NL:      # the C code leaves the codes of a block it takes for zero uninitialised
         got[np.abs(x).max(axis=1) < 1e-15, 2:] = 0
@@ -59,21 +60,30 @@ def test_equals_the_package_in_bulk(dtype: DType) -> None:
     np.testing.assert_array_equal(quants.pack(x, dtype), reference(x, dtype))
 
 
-@pytest.mark.parametrize("dtype", quants.PACKABLE, ids=repr)
+@pytest.mark.parametrize("dtype", (*quants.PACKABLE, *quants.ACTIVATIONS), ids=repr)
 def test_zeros_stay_zero(dtype: DType) -> None:
-    assert not quants.unpack(quants.pack(np.zeros((2, 64), np.float32), dtype), dtype).any()
+    assert not quants.unpack(quants.pack(np.zeros((2, 256), np.float32), dtype), dtype).any()
 
 
-@pytest.mark.parametrize("dtype", quants.PACKABLE, ids=repr)
+@pytest.mark.parametrize("dtype", (*quants.PACKABLE, *quants.ACTIVATIONS), ids=repr)
 @pytest.mark.parametrize("at", [0, 17, 31])
 def test_a_nan_spoils_its_block_and_no_other(dtype: DType, at: int) -> None:
-    x = np.ones((2, 64), np.float32)
-    x[1, 32 + at] = np.nan
+    n = max(dtype.block, 32)
+    x = np.ones((2, 2 * n), np.float32)
+    x[1, n + at] = np.nan
     y = quants.unpack(quants.pack(x, dtype), dtype)
     spoilt = np.isnan(y)
-    assert spoilt[1, 32:].all() if dtype.quantized else spoilt[1, 32 + at]
+    assert spoilt[1, n:].all() if dtype.quantized else spoilt[1, n + at]
     np.testing.assert_allclose(y[~spoilt], 1, rtol=0.02)
-    assert spoilt[0].sum() == 0 and not spoilt[1, :32].any()
+    assert spoilt[0].sum() == 0 and not spoilt[1, :n].any()
+
+
+@pytest.mark.parametrize("dtype, dot", [
+    ("F32", "F32"), ("F16", "F16"), ("BF16", "BF16"), ("Q4_0", "Q8_0"), ("Q4_1", "Q8_1"), ("Q5_0", "Q8_0"), ("Q5_1", "Q8_1"),
+    ("Q8_0", "Q8_0"), ("Q1_0", "Q8_0"), ("Q2_0", "Q8_0"), ("IQ4_NL", "Q8_0"), ("MXFP4", "Q8_0"), ("NVFP4", "Q8_0"),
+    ("Q2_K", "Q8_K"), ("Q6_K", "Q8_K"), ("IQ4_XS", "Q8_K"), ("IQ1_M", "Q8_K"), ("TQ2_0", "Q8_K")])
+def test_dot_type_is_that_of_ggml(dtype: str, dot: str) -> None:
+    assert quants.dot_type(dtypes.parse(dtype)) is dtypes.parse(dot)
 
 
 @pytest.mark.parametrize("bits", [0x7F800001, 0xFFFFFFFF, 0x7F80FFFF])

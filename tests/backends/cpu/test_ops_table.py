@@ -6,6 +6,8 @@ import pytest
 
 from ggraph import ops
 from ggraph.backends import ref
+from ggraph.dtypes import TYPES
+from tests.backends.cpu.native import RARE
 from tests.backends.cpu.plans import Native
 from tests.backends.opcase import nmse
 from tests.backends.optable import CASES, Case, run_case, sizes_of
@@ -31,3 +33,18 @@ def test_case(case: Case) -> None:
             assert np.array_equal(result, expected, equal_nan=True)
         else:
             assert nmse(result, expected) < 1e-12
+
+
+@pytest.mark.parametrize("case", [
+    pytest.param(c, marks=[pytest.mark.slow] if c.label in RARE else [])
+    for c in CASES if c.op in ("mul_mat", "mul_mat_id") and c.label in TYPES and TYPES[c.label].block < 256], ids=str)
+def test_product(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `ref`'s, whose activations are rounded alike: exact for plain types, as in ggml for blocks of 32."""
+    one, two, definition = Native(1), Native(2), ref.open()
+    quantized = TYPES[case.label].quantized
+    monkeypatch.setenv("GGRAPH_REF", "ggml" if quantized else "exact")
+    for present in sizes_of(one, case):
+        result = run_case(one, case, present)
+        assert not one.fallback
+        assert np.array_equal(result, run_case(two, case, present))
+        assert nmse(result, run_case(definition, case, present)) < (1e-6 if quantized else 1e-12)
