@@ -5,13 +5,14 @@ is the same to the token. A draft is judged by sampling from the model's row bef
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from ..context import Context
 from ..errors import Error, ModelError
+from ..model import Model
 from ..sampling import Sampler
 from ..vocab import Vocab
 from .history import History
@@ -73,23 +74,33 @@ class ModelDraft:
         n = min(n, history.n_ctx - len(tokens))
         if n < max(self.n_min, 1) or max(tokens) >= known:
             return []
-        drafted: list[int] = []
-        news = list(tokens[history.reuse(tokens):])
-        while True:
-            history.add(news)
-            row = fitted(history.ctx.logits[-1], sampler.n_vocab)
-            token = sampler.sample(row)
-            if self.p_min > 0 and probability(row, token) < self.p_min:
-                break
-            drafted.append(token)
-            if len(drafted) == n or token >= known or self.history.ctx.model.vocab.is_eog(token):
-                break
-            sampler.accept(token)
-            news = [token]
+
+        news = list(tokens[history.reuse(tokens):-1])
+
+        def row(token: int) -> np.ndarray:
+            history.add([*news, token])
+            news.clear()
+            logits: np.ndarray = history.ctx.logits[-1]
+            return logits
+        drafted = guess(row, tokens[-1], n, sampler, history.ctx.model, self.p_min)
         return drafted if len(drafted) >= self.n_min else []
 
     def abort(self) -> None:
         self.history.ctx.abort()
+
+
+def guess(row: Callable[[int], np.ndarray], token: int, n: int, sampler: Sampler, model: Model, p_min: float = 0.0) -> list[int]:
+    """At most n tokens after `token`, drawn one by one from `row(token)`, the logits after it, until the text ends or one is less
+    probable than `p_min`."""
+    drafted: list[int] = []
+    while len(drafted) < n and token < model.n_vocab and not model.vocab.is_eog(token):
+        logits = fitted(row(token), sampler.n_vocab)
+        token = sampler.sample(logits)
+        if p_min > 0 and probability(logits, token) < p_min:
+            break
+        sampler.accept(token)
+        drafted.append(token)
+    return drafted
 
 
 def _difference(a: Vocab, b: Vocab) -> str:
