@@ -177,13 +177,17 @@ def known_architectures() -> list[str]:
 
 
 def find_architecture(name: str) -> Architecture:
-    """The module of `general.architecture`; ModelError lists the known ones."""
-    aliases: Mapping[str, str] = importlib.import_module(f"{__package__}.models").ALIASES
-    module = aliases.get(name, name).replace("-", "_")
-    if module.isidentifier() and module in {m.replace("-", "_") for m in known_architectures()}:
-        for plugin in entry_points(group="ggraph.models", name=name):
-            found: Architecture = plugin.load()
-            return found
-        own: Architecture = importlib.import_module(f"{__package__}.models.{module}")
+    """The module of `general.architecture`, else the plugin of this name; ModelError lists the known ones."""
+    package = importlib.import_module(f"{__package__}.models")
+    module = package.ALIASES.get(name, name).replace("-", "_")
+    if module in {m.name for m in pkgutil.iter_modules(package.__path__)}:
+        own: Architecture = importlib.import_module(f"{package.__name__}.{module}")
         return own
+    for plugin in entry_points(group="ggraph.models"):
+        if plugin.name.replace("-", "_") == module:
+            try:
+                found: Architecture = plugin.load()
+            except Exception as e:
+                raise ModelError(f"the plugin {plugin.value} of architecture {name!r} cannot be loaded: {e}") from e
+            return found
     raise ModelError(f"architecture {name!r} is not known; known ones: {', '.join(known_architectures())}")
