@@ -42,7 +42,7 @@ def experts(b: Builder, w: Group, x: Tensor, il: int) -> Tensor:
     gate = b.linear(w.ffn_gate_inp_shexp, x, "shared_expert_gate", il)
     gate = b.cb(ops.sigmoid(gate), "shared_expert_gate_sigmoid", il)
     shared = b.cb(ops.mul(b.ffn(w, x, il, suffix="_shexp"), gate), "ffn_shexp_gated", il)
-    return b.add(b.moe(w, x, il, w_scale=b.hp.expert_weights_scale), shared, "ffn_out", il)
+    return b.add(b.moe(w, x, il), shared, "ffn_out", il)
 
 
 def graph(b: Builder) -> None:

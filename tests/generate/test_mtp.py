@@ -76,7 +76,7 @@ def test_what_it_guesses_depends_on_the_text_alone(models: tuple[Model, Model]) 
             guesses(llm, text[:history.ctx.memory.seq_pos_max(0) + 1])
             history.add([token])
         ahead = Speculation(history)
-        ahead.evaluate(text[30], [1, 2, 3])
+        ahead.evaluate(text[30], [[1, 2, 3]])
         assert not ahead.judge(text[31])
         history.add(text[31:])
         assert guesses(llm, text) == want
