@@ -64,7 +64,7 @@ class LLM:
     def generate(self, prompt: str | Sequence[int], *, max_tokens: int = -1, stop: str | Iterable[str] = (),
                  logprobs: int | None = None, special: bool = False, context_shift: bool = False, n_keep: int = 0,
                  progress: Report | None = None, draft: str | Drafter | Model | LLM | None = None, n_draft: int = 8,
-                 sampler: Sampler | None = None, **sampling: Any) -> Generation:
+                 n_branch: int = 1, sampler: Sampler | None = None, **sampling: Any) -> Generation:
         """Continue a text (or token ids) until the model ends it, a `stop` string comes up, `max_tokens` or the context
         is full. The stop string is not part of the answer.
 
@@ -73,12 +73,15 @@ class LLM:
         and drop half of the rest. `progress(done, total)` is called while the prompt is evaluated. `draft`: what guesses the
         next `n_draft` tokens, which are then evaluated together: "ngram" (the text repeats itself), "mtp" (the model's own block
         for it) or a smaller model of the same vocabulary. The text stays the same. A model with recurrent layers needs a Context
-        with `n_rollback` for it.
+        with `n_rollback` for it. `n_branch`: so many different guesses at once, each in a sequence of its own (n_seq_max).
         """
         ids = self.vocab.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not 1 <= n_branch <= self.ctx.n_seq_max:
+            raise Error(f"n_branch is {n_branch}; the context has {self.ctx.n_seq_max} sequences for branches (n_seq_max)")
         return Generation(self._history, self.vocab, ids, sampler or self.sampler(**sampling), max_tokens=max_tokens,
                           stop=stop, logprobs=logprobs, special=special, context_shift=context_shift, n_keep=n_keep,
-                          progress=progress, drafter=self._drafter(draft, n_draft), n_draft=n_draft)
+                          progress=progress, drafter=self._drafter(draft, n_draft), n_draft=n_draft,
+                          spare=range(1, n_branch))
 
     def _drafter(self, draft: str | Drafter | Model | LLM | None, n_draft: int) -> Drafter | None:
         if draft is None or n_draft < 1:

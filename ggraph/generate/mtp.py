@@ -12,14 +12,14 @@ import numpy as np
 from ..batch import Batch, Ubatch
 from ..context import Context
 from ..sampling import Sampler
-from .speculative import guess
+from .speculative import guesses
 
 
 class Nextn:
     """The block of a Context's model, with a cache of its own, behind all sequences of that Context.
 
-    What a sequence held before, or got from another one, the block has not seen: its guesses are worse for it, and the text is the
-    same. Errors: `ModelError` if there is no such block.
+    What a sequence held before, or was loaded, the block has not seen: its guesses are worse for it, and the text is the same.
+    Errors: `ModelError` if there is no such block.
     """
 
     def __init__(self, ctx: Context):
@@ -29,6 +29,7 @@ class Nextn:
                            n_threads=cp.n_threads, n_threads_batch=cp.n_threads_batch)
         self.hidden: list[dict[int, np.ndarray]] = [{} for _ in range(cp.n_seq_max)]       # by position, of the last batch
         ctx.follow(self.follow)
+        ctx.memory.mirrors.append(self.copy)
 
     def follow(self, u: Ubatch, hidden: np.ndarray) -> None:
         """Let the block see a batch that was done: each token with the hidden state of the one before it."""
@@ -36,10 +37,9 @@ class Nextn:
         before = [dict(known) for known in self.hidden]
         for i, seqs in enumerate(u.seq_ids):
             pos = int(u.pos[0, i])
-            for s in {*seqs} - begun:
-                self.back(s, pos)
-                self.hidden[s] = {}
-            begun.update(seqs)
+            if new := {*seqs} - begun:
+                self._begin(sorted(new), pos)
+            begun |= new
             if u.token is not None:
                 axes = tuple(u.pos[:, i].tolist()) if len(u.pos) > 1 else pos
                 batch.add(int(u.token[i]), axes, seqs, embd=before[seqs[0]].get(pos - 1, np.zeros_like(hidden[i])))
@@ -48,6 +48,21 @@ class Nextn:
                 self.hidden[s][pos] = hidden[i].copy()
         if len(batch):
             self.ctx.process("decode", batch)
+
+    def _begin(self, seqs: Sequence[int], pos: int) -> None:
+        """Make room for tokens from `pos` on, which these sequences share, or each has alone."""
+        memory = self.ctx.memory
+        for s in seqs:
+            self.back(s, pos)
+            self.hidden[s] = {}
+            if not memory.seq_same(seqs[0], s):
+                memory.seq_rm(s, -1, -1)
+                memory.seq_cp(seqs[0], s)
+
+    def copy(self, src: int, dst: int, p0: int, p1: int) -> None:
+        """A sequence got what another one holds."""
+        self.ctx.memory.seq_cp(src, dst, p0, p1)
+        self.hidden[dst] = dict(self.hidden[src])
 
     def back(self, seq: int, pos: int) -> None:
         """Forget what a sequence has from this position on; all of it, where there is a gap before."""
@@ -69,6 +84,10 @@ class MtpDraft:
         self.nextn, self.seq, self.n_min, self.p_min = nextn, seq, n_min, p_min
 
     def propose(self, tokens: Sequence[int], n: int, sampler: Sampler) -> list[int]:
+        return next(iter(self.branches(tokens, n, 1, sampler)), [])
+
+    def branches(self, tokens: Sequence[int], n: int, most: int, sampler: Sampler) -> list[list[int]]:
+        """As of `ModelDraft`."""
         nextn, last = self.nextn, len(tokens) - 1
         hidden = nextn.hidden[self.seq].get(last - 1)
         n = min(n, nextn.ctx.cparams.n_ctx_seq - len(tokens))
@@ -82,8 +101,7 @@ class MtpDraft:
             pos += 1
             logits, state = nextn.logits(self.seq, pos, token, state)
             return logits
-        drafted = guess(row, tokens[-1], n, sampler, nextn.ctx.model, self.p_min)
-        return drafted if len(drafted) >= self.n_min else []
+        return guesses(row, tokens[-1], n, most, sampler, nextn.ctx.model, self.n_min, self.p_min)
 
     def abort(self) -> None:
         self.nextn.ctx.abort()

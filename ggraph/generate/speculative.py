@@ -19,6 +19,7 @@ from .history import History
 
 N_FIRST, N_MORE = 5, 128            # as llama.cpp: the first tokens may differ in their texts, and the sizes by so much
 TOP = 10                            # a draft's probability is one among the so many likeliest tokens
+P_SPLIT = 0.1                       # as llama.cpp: a token is worth a branch of its own from this probability on
 
 
 class Drafter(Protocol):
@@ -86,6 +87,10 @@ class ModelDraft:
             self._fits = vocab
 
     def propose(self, tokens: Sequence[int], n: int, sampler: Sampler) -> list[int]:
+        return next(iter(self.branches(tokens, n, 1, sampler)), [])
+
+    def branches(self, tokens: Sequence[int], n: int, most: int, sampler: Sampler) -> list[list[int]]:
+        """What it drew, and instead of each of its tokens another one that is likely."""
         history, known = self.history, self.history.ctx.model.n_vocab
         n = min(n, history.n_ctx - len(tokens))
         if n < max(self.n_min, 1) or max(tokens) >= known:
@@ -98,25 +103,32 @@ class ModelDraft:
             news.clear()
             logits: np.ndarray = history.ctx.logits[-1]
             return logits
-        drafted = guess(row, tokens[-1], n, sampler, history.ctx.model, self.p_min)
-        return drafted if len(drafted) >= self.n_min else []
+        return guesses(row, tokens[-1], n, most, sampler, history.ctx.model, self.n_min, self.p_min)
 
     def abort(self) -> None:
         self.history.ctx.abort()
 
 
-def guess(row: Callable[[int], np.ndarray], token: int, n: int, sampler: Sampler, model: Model, p_min: float = 0.0) -> list[int]:
+def guesses(row: Callable[[int], np.ndarray], token: int, n: int, most: int, sampler: Sampler, model: Model, n_min: int = 0,
+            p_min: float = 0.0) -> list[list[int]]:
     """At most n tokens after `token`, drawn one by one from `row(token)`, the logits after it, until the text ends or one is less
-    probable than `p_min`."""
-    drafted: list[int] = []
-    while len(drafted) < n and token < model.n_vocab and not model.vocab.is_eog(token):
+    probable than `p_min`; and up to `most` branches in all, which end with another token that was likely in the place of one of
+    these. None if less than `n_min` were drawn.
+    """
+    drawn, others, reached = list[int](), list[tuple[float, list[int]]](), 1.0
+    while len(drawn) < n and token < model.n_vocab and not model.vocab.is_eog(token):
         logits = fitted(row(token), sampler.n_vocab)
         token = sampler.sample(logits)
-        if p_min > 0 and probability(logits, token) < p_min:
+        p = probability(logits, token)
+        if p < p_min:
             break
+        if most > 1:
+            others += [(reached * q, [*drawn, t]) for t, q in likely(logits) if t != token and q >= P_SPLIT]
         sampler.accept(token)
-        drafted.append(token)
-    return drafted
+        drawn.append(token)
+        reached *= p
+    others.sort(key=lambda other: -other[0])
+    return [drawn, *(branch for _, branch in others[:most - 1])] if len(drawn) >= max(n_min, 1) else []
 
 
 def _difference(a: Vocab, b: Vocab) -> str:
@@ -140,6 +152,13 @@ def probability(row: np.ndarray, token: int) -> float:
     """Of a token, among the likeliest."""
     top = np.partition(row, -min(TOP, len(row)))[-TOP:]
     return float(np.exp(row[token] - top.max()) / np.exp(top - top.max()).sum())
+
+
+def likely(row: np.ndarray) -> list[tuple[int, float]]:
+    """The likeliest tokens, each with its probability among them."""
+    ids = np.argpartition(row, -min(TOP, len(row)))[-TOP:]
+    p = np.exp(row[ids] - row[ids].max())
+    return list(zip(ids.tolist(), (p / p.sum()).tolist()))
 
 
 class Guess:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ggraph.batch import Batch
 from ggraph.errors import ModelError
 from ggraph.generate import LLM, History, MtpDraft, Nextn, Speculation
 from ggraph.model import Model
@@ -97,6 +98,14 @@ def test_sequences_have_guesses_of_their_own(models: tuple[Model, Model]) -> Non
         for s, text in enumerate(texts):
             History(llm.ctx, s).add(text)
         assert [MtpDraft(block, s).propose([*text, 5], 3, sampler.clone()) for s, text in enumerate(texts)] == alone
+        for s in (0, 1):                                                                # a sequence that goes on from another
+            llm.ctx.memory.seq_cp(2, s)
+        assert MtpDraft(block, 0).propose([*texts[2], 5], 3, sampler.clone()) == alone[2]
+        batch = Batch()
+        batch.add(5, len(texts[2]), (0, 1), output=True)
+        llm.ctx.process("decode", batch)
+        assert [MtpDraft(block, s).propose([*texts[2], 5, 6], 3, sampler.clone()) for s in (0, 1)] == [
+            MtpDraft(block, 0).propose([*texts[2], 5, 6], 3, sampler.clone())] * 2
         block.ctx.close()
 
 
