@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Let llama.cpp answer tiny random models, and keep what it says as goldens of the tests.
 
-    python bench/make_goldens.py encoders|adapters      writes tests/golden/models/{encoders,adapters}.npz
+    python bench/make_goldens.py encoders|adapters|nextn      writes tests/golden/models/{encoders,adapters,nextn}.npz
 
 Needs llama-cpp-python, built from source for this machine (`pip install --no-binary :all: llama-cpp-python`). It runs on one
 thread with flash attention off, and the files say which version answered.
@@ -20,7 +20,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests import adapters, encoders, spec  # noqa: E402
+from tests import adapters, encoders, nextn, spec  # noqa: E402
 
 POOLING = ("none", "mean", "cls", "last", "rank")
 Rows = Sequence[tuple[int, int, int]]                   # token, position, sequence
@@ -29,14 +29,14 @@ Rows = Sequence[tuple[int, int, int]]                   # token, position, seque
 class Peer:
     """One model in one llama.cpp context."""
 
-    def __init__(self, path: Path, n_seq: int, n_ctx: int, pooling: str | None = None):
+    def __init__(self, path: Path, n_seq: int, n_ctx: int, pooling: str | None = None, mtp: bool = False):
         import llama_cpp
         self.lib: Any = llama_cpp
         lib = self.lib
         self._silent = lib.llama_log_callback(lambda level, text, data: None)
         lib.llama_log_set(self._silent, None)
         mp = lib.llama_model_default_params()
-        mp.n_gpu_layers, mp.use_extra_bufts = 0, False
+        mp.n_gpu_layers, mp.use_extra_bufts, mp.load_mtp = 0, False, mtp
         self.model = lib.llama_model_load_from_file(str(path).encode(), mp)
         assert self.model, f"llama.cpp cannot load {path}"
         cp = lib.llama_context_default_params()
@@ -44,6 +44,7 @@ class Peer:
         cp.flash_attn_type, cp.kv_unified = 0, True
         if pooling is not None:
             cp.embeddings, cp.pooling_type = True, POOLING.index(pooling)
+        cp.ctx_type = int(mtp)
         self.ctx = lib.llama_init_from_model(self.model, cp)
         assert self.ctx, f"llama.cpp cannot open a context over {path}"
         self.n_embd = lib.llama_model_n_embd(self.model)
@@ -69,6 +70,32 @@ class Peer:
         width = self.lib.llama_model_n_cls_out(self.model) if pooling == "rank" else self.n_embd
         return np.concatenate([_copy(self.lib.llama_get_embeddings_seq(self.ctx, s), 1, width) for s in range(n_seq)])
 
+    def keep_hidden(self, all_rows: bool) -> None:
+        """From the next batch on, `hidden` has a row of every token, or of those with output; not in llama.cpp's C interface."""
+        set_nextn = self.lib.llama_cpp._lib["_Z26llama_set_embeddings_nextnP13llama_contextbb"]
+        set_nextn.argtypes = [ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool]
+        set_nextn(self.ctx, True, not all_rows)
+
+    def hidden(self, n: int) -> np.ndarray:
+        get_nextn = self.lib.llama_cpp._lib["_Z26llama_get_embeddings_nextnP13llama_context"]
+        get_nextn.argtypes, get_nextn.restype = [ctypes.c_void_p], ctypes.POINTER(ctypes.c_float)
+        return _copy(get_nextn(self.ctx), n, self.n_embd)
+
+    def predict(self, rows: Rows, hidden: np.ndarray) -> None:
+        """Run the block for next-token prediction over tokens with the hidden states float32 [n, n_embd] before them."""
+        lib = self.lib.llama_cpp._lib
+        for name in ("init", "add_token", "set_embd_token", "set_pos", "set_output_logits", "free"):
+            getattr(lib, "llama_batch_ext_" + name).argtypes = None
+        lib.llama_batch_ext_init.restype = ctypes.c_void_p
+        batch = ctypes.c_void_p(lib.llama_batch_ext_init(ctypes.c_void_p(self.ctx)))
+        for (token, pos, seq), h in zip(rows, np.ascontiguousarray(hidden, np.float32)):
+            i = lib.llama_batch_ext_add_token(batch, seq, token)
+            assert lib.llama_batch_ext_set_embd_token(batch, i, _Embd(h.ctypes.data, 1, self.n_embd))
+            assert lib.llama_batch_ext_set_pos(batch, i, (ctypes.c_int32 * 4)(pos, pos, pos, 0))
+            assert lib.llama_batch_ext_set_output_logits(batch, i, True)
+        assert lib.llama_process(ctypes.c_void_p(self.ctx), 1, batch) == 0
+        lib.llama_batch_ext_free(batch)
+
     def set_adapters(self, loras: Sequence[tuple[Path, float]], vector: np.ndarray | None, layers: tuple[int, int]) -> None:
         """`vector` float32 [n_layer - 1, n_embd]: a control vector's directions of layers 1, 2, .."""
         lib = self.lib
@@ -86,6 +113,10 @@ class Peer:
     def close(self) -> None:
         self.lib.llama_free(self.ctx)
         self.lib.llama_model_free(self.model)
+
+
+class _Embd(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("n_rows", ctypes.c_size_t), ("n_embd", ctypes.c_size_t)]
 
 
 def _copy(pointer: Any, n: int, width: int) -> np.ndarray:
@@ -120,10 +151,33 @@ def make_adapters(folder: Path) -> dict[str, np.ndarray]:
     return found
 
 
+def make_nextn(folder: Path) -> dict[str, np.ndarray]:
+    """Hidden states of the layers, logits of the block over the same text, then of the block that goes on by itself."""
+    found = {}
+    for name in nextn.NAMES:
+        path = nextn.write(name, folder / f"{name}.gguf")
+        text = [(t, i, 0) for i, t in enumerate(spec.tokens()[:nextn.N_PROMPT])]
+        layers, block = Peer(path, 1, 256), Peer(path, 1, 256, mtp=True)
+        layers.keep_hidden(all_rows=True)
+        block.keep_hidden(all_rows=False)
+        layers.run(text)
+        hidden = layers.hidden(len(text))
+        block.predict(text, np.concatenate([np.zeros_like(hidden[:1]), hidden[:-1]]))
+        logits, state = [block.logits(len(text))], hidden[-1:]
+        for i in range(nextn.N_DRAFT):
+            block.predict([(spec.tokens()[nextn.N_PROMPT + i], nextn.N_PROMPT + i, 0)], state)
+            logits.append(block.logits(1))
+            state = block.hidden(1)
+        found |= {f"{name}/hidden": hidden, f"{name}/logits": np.concatenate(logits)}
+        layers.close()
+        block.close()
+    return found
+
+
 def main() -> None:
     import llama_cpp
     what = sys.argv[1]
-    make = {"encoders": make_encoders, "adapters": make_adapters}[what]
+    make = {"encoders": make_encoders, "adapters": make_adapters, "nextn": make_nextn}[what]
     with tempfile.TemporaryDirectory() as folder:
         found = make(Path(folder))
     path = ROOT / f"tests/golden/models/{what}.npz"

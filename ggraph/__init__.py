@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ggraph.batch import Batch
     from ggraph.chat import ChatTemplate
     from ggraph.context import STOP, Context, Hook
-    from ggraph.generate import LLM, Generation, ModelDraft, NgramDraft, TokenLogprob
+    from ggraph.generate import LLM, Generation, ModelDraft, MtpDraft, Nextn, NgramDraft, TokenLogprob
     from ggraph.grammar import Grammar
     from ggraph.hub import HubError
     from ggraph.model import Model
@@ -71,6 +71,8 @@ __all__ = [
     "Model",
     "ModelDraft",
     "ModelError",
+    "MtpDraft",
+    "Nextn",
     "NgramDraft",
     "Piece",
     "PlacementError",
@@ -104,6 +106,8 @@ _HOME = {
     "LLM": "generate",
     "Model": "model",
     "ModelDraft": "generate",
+    "MtpDraft": "generate",
+    "Nextn": "generate",
     "NgramDraft": "generate",
     "Piece": "serve",
     "Progress": "serve",

@@ -23,7 +23,7 @@ Seqs = tuple[int, ...]  # a sequence set: ascending ids, no id twice
 
 
 class Batch:
-    """Rows to process together: token ids, or embedding vectors, never both."""
+    """Rows to process together: token ids, or embedding vectors, or for next-token prediction ids with hidden states."""
 
     def __init__(self) -> None:
         self.clear()
@@ -40,12 +40,18 @@ class Batch:
         return len(self._seqs)
 
     def add(self, token: int, pos: int | tuple[int, int, int, int] | None, seq_id: int | Iterable[int],
-            output: bool = False) -> None:
-        """One token of one sequence, or of several that share it. `pos` None: the next one of its sequence."""
-        if self._embd:
+            output: bool = False, embd: npt.NDArray[np.float32] | None = None) -> None:
+        """One token of one sequence, or of several that share it. `pos` None: the next one of its sequence.
+
+        `embd` float32 [n_embd], in all rows or in none: the hidden state of the token before this one, which a context for
+        next-token prediction needs.
+        """
+        if (embd is None) != (not self._embd) and len(self):
             raise BatchError("a batch holds tokens or embeddings, not both; use a second batch")
         row = self._row(pos, seq_id)
         self._token.append(index(token))
+        if embd is not None:
+            self._embd.append(embd)
         self._append(*row, output)
 
     def add_embd(self, vector: npt.ArrayLike, pos: int | tuple[int, int, int, int] | None, seq_id: int | Iterable[int],
@@ -80,11 +86,11 @@ class Batch:
     @property
     def token(self) -> npt.NDArray[np.int32] | None:
         """int32 [n], None for a batch of embeddings."""
-        return None if self._embd else np.array(self._token, np.int32)
+        return None if self._embd and not self._token else np.array(self._token, np.int32)
 
     @property
     def embd(self) -> npt.NDArray[np.float32] | None:
-        """float32 [n, n_embd], None for a batch of tokens."""
+        """float32 [n, n_embd], None for a batch of tokens alone."""
         return np.stack(self._embd) if self._embd else None
 
     @property

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -40,6 +40,7 @@ from .state import collect, load, put, save
 from .tensor import Tensor
 
 MAX_THREADS = 255
+Follower = Callable[[Ubatch, np.ndarray], None]
 STOP = object()                     # returned by a hook: stop this step as if it had not been
 
 
@@ -99,7 +100,8 @@ class Context:
     last, rank: a reranker's scores): hidden states instead of logits. `rope`: overrides as `cparams.resolve_rope` takes them.
     `on_node`: a `Hook`.
     `n_rollback`: how many tokens `memory.seq_rm` can take from the end of a sequence where layers are recurrent; each costs
-    the memory of a state. `adapters`: as `set_adapters` takes them.
+    the memory of a state. `adapters`: as `set_adapters` takes them. `mtp`: run the model's block for next-token prediction in
+    place of its layers: every token comes with the hidden state before it (`Batch.add`'s `embd`).
     Errors: `PlacementError` if it does not fit, `Error` for values that make no sense.
     """
 
@@ -107,7 +109,7 @@ class Context:
                  kv_unified: bool = True, type_k: str = "f16", type_v: str = "f16", flash_attn: str | bool = "auto",
                  n_threads: int | None = None, n_threads_batch: int | None = None, embeddings: bool = False,
                  pooling: str | None = None, rope: Mapping[str, Any] | None = None, swa_full: bool = False,
-                 offload_kqv: bool = True, graph_reuse: bool = True, n_rollback: int = 0,
+                 offload_kqv: bool = True, graph_reuse: bool = True, n_rollback: int = 0, mtp: bool = False,
                  adapters: Sequence[tuple[Adapter, float]] = (), on_node: Hook | None = None, progress: Progress | None = None):
         start = time.perf_counter()
         if on_node is None and env.debug() >= debug.VALUES:
@@ -116,11 +118,12 @@ class Context:
         self.cparams = resolve(model, n_ctx=n_ctx, n_batch=n_batch, n_ubatch=n_ubatch, n_seq_max=n_seq_max, kv_unified=kv_unified,
                                type_k=type_k, type_v=type_v, flash_attn=flash_attn, n_threads=n_threads,
                                n_threads_batch=n_threads_batch, embeddings=embeddings, pooling=pooling, rope=rope,
-                               swa_full=swa_full, n_rollback=n_rollback)
+                               swa_full=swa_full, n_rollback=n_rollback, mtp=mtp)
+        self.hparams = model.nextn() if mtp else model.hparams
         self.backends: list[Backend] = model.place(progress)
         self.mix = Mix()
-        check_context(model.hparams, self.cparams)
-        self.memory = LayerMemory(model.hparams, self.cparams)
+        check_context(self.hparams, self.cparams)
+        self.memory = LayerMemory(self.hparams, self.cparams)
         self.arenas = {b: Arena(b) for b in self.backends}
         self.plans = PlanCache()
         self.perf = Perf()
@@ -130,6 +133,8 @@ class Context:
         self.times: list[NodeTime] | None = None           # give it a list, and every step's time is appended
         self._rows: np.ndarray | None = None
         self._rows_kind = ""
+        self._hidden: np.ndarray | None = None
+        self._followers: list[Follower] = []
         self._take_adapters(adapters, progress)
         self._open()
         model.contexts.add(self)
@@ -188,6 +193,15 @@ class Context:
                 self.memory.commit()
                 n_done += step.ubatch.n_tokens
             self.perf.add(asked.n_tokens, 1e3 * (time.perf_counter() - start))
+            for follow in self._followers:
+                follow(asked, self.hidden)
+
+    def follow(self, follower: Follower) -> None:
+        """From the next batch on, tell someone of every batch that was done: `follower(batch, hidden)`, with the hidden state
+        float32 [n_tokens, n_embd] of each of its rows."""
+        with self._alone():
+            self.cparams = replace(self.cparams, hidden=True)
+            self._followers.append(follower)
 
     def _run(self, plan: Plan, step: Step) -> None:
         if self.times is not None or env.debug() < debug.TIMES:
@@ -213,7 +227,9 @@ class Context:
             raise BatchError(f"a batch is processed as 'decode' or 'encode', not {kind!r}")
         if len(batch) > self.cparams.n_batch:
             raise BatchError(f"the batch has {len(batch)} tokens, n_batch is {self.cparams.n_batch}; split it or raise n_batch")
-        hp = self.model.hparams
+        hp = self.hparams
+        if self.cparams.mtp != (batch.embd is not None and batch.token is not None):
+            raise BatchError("a context for next-token prediction, and no other, takes tokens with a hidden state each (embd)")
         n_axes = 4 if hp.rope_mode is not None and hp.rope_mode & MROPE else 1
         asked = validate(batch, self.model.n_vocab, self.n_seq_max, self.cparams.n_ctx, self.memory.seq_pos_max,
                          same=self.memory.seq_same, n_embd=hp.n_embd, n_axes=n_axes)
@@ -234,7 +250,7 @@ class Context:
                 self._shift(g)
 
     def _shift(self, group: KVCache) -> None:
-        if not any(map(self.model.hparams.has_rope, group.k)):
+        if not any(map(self.hparams.has_rope, group.k)):
             group.store.take_shift()
             return
         key = ("shift", group.index)
@@ -258,7 +274,7 @@ class Context:
         plan = self.plans.get(key) if self.graph_reuse else None
         counted = "reused"
         if plan is None:
-            plan, counted = self._build(key, embd=step.ubatch.embd is not None), "built"
+            plan, counted = self._build(key, embd=step.ubatch.token is None), "built"
         if plan.resize(sizes(step, self.memory)) and counted == "reused":
             counted = "resized"
         self.perf.plans[counted] += 1
@@ -277,14 +293,14 @@ class Context:
         """The graph of this Context's model, at its largest sizes."""
         b = self._builder(embd)
         with sensible(self.model.path.name):
-            self.model.arch.graph(b)
+            getattr(self.model.arch, "nextn_graph" if self.cparams.mtp else "graph")(b)
         b.check_adapters()
         return b.g
 
     def _builder(self, embd: bool = False) -> Builder:
         cp = self.cparams
         dims = Dims.largest(cp, recurrent=self.memory.rs is not None)
-        return Builder(self.model.hparams, self.model.weights, cp, self.memory, dims, embd, self.mix)
+        return Builder(self.hparams, self.model.weights, cp, self.memory, dims, embd, self.mix)
 
     def plan(self, graph: Graph) -> Plan:
         watch = self.hook.accepts if self.hook else None
@@ -301,14 +317,16 @@ class Context:
     # --- results
 
     def _begin_rows(self, asked: Ubatch) -> None:
-        self._rows, self._rows_kind = None, ""
+        self._rows, self._rows_kind, self._hidden = None, "", None
         self._row_of = np.cumsum(asked.output) - 1                  # batch row -> output row
         self._n_rows = int(asked.output.sum())
 
     def _take_rows(self, plan: Plan, step: Step, only: bool) -> None:
         """Copy the step's outputs to their place in batch order; a lone step's stay where they were computed."""
         u = step.ubatch
-        kind, node = next(iter(plan.graph.outputs.items()))
+        if (hidden := plan.graph.outputs.get("hidden")) is not None:
+            self._take_hidden(plan.array(hidden).reshape(-1, int(hidden.ne[0])), u)
+        kind, node = next((kind, node) for kind, node in plan.graph.outputs.items() if kind != "hidden")
         rows = plan.array(node).reshape(-1, int(node.ne[0])) if u.output.any() or kind == "embd" else None
         self._rows_kind = kind
         if rows is None:
@@ -322,6 +340,22 @@ class Context:
             n = self.n_seq_max if pooled else self._n_rows
             self._rows = np.zeros((n, rows.shape[1]), np.float32)
         self._rows[target] = rows
+
+    def _take_hidden(self, rows: np.ndarray, u: Ubatch) -> None:
+        """As many rows as the graph has: one per token, or of a block for next-token prediction one per output."""
+        outputs = self.cparams.mtp
+        if self._hidden is None:
+            self._hidden = np.zeros((self._n_rows if outputs else len(self._row_of), rows.shape[1]), np.float32)
+        if outputs and u.output.any():
+            self._hidden[self._row_of[u.rows[u.output]]] = rows
+        elif not outputs:
+            self._hidden[u.rows] = rows
+
+    @property
+    def hidden(self) -> np.ndarray:
+        """float32 [n_tokens, n_embd], or of a context for next-token prediction [n_outputs, n_embd]: what the output head sees of
+        each, in batch order. Of a Context that someone follows."""
+        return np.zeros((0, self.hparams.n_embd), np.float32) if self._hidden is None else self._hidden
 
     @property
     def logits(self) -> np.ndarray:
@@ -424,7 +458,7 @@ class Context:
 
 def resolve(model: Model, *, n_ctx: int, n_batch: int, n_ubatch: int, n_seq_max: int, kv_unified: bool, type_k: str, type_v: str,
             flash_attn: str | bool, n_threads: int | None, n_threads_batch: int | None, embeddings: bool, pooling: str | None,
-            rope: Mapping[str, Any] | None, swa_full: bool, n_rollback: int) -> CParams:
+            rope: Mapping[str, Any] | None, swa_full: bool, n_rollback: int, mtp: bool) -> CParams:
     """Check the arguments of a Context and fill in what they leave open."""
     hp = model.hparams
     for name, value in {"n_ctx": n_ctx, "n_batch": n_batch, "n_ubatch": n_ubatch, "n_seq_max": n_seq_max,
@@ -456,7 +490,7 @@ def resolve(model: Model, *, n_ctx: int, n_batch: int, n_ubatch: int, n_seq_max:
     return CParams(n_ctx=n_ctx, n_ctx_seq=n_ctx_seq, n_batch=n_batch, n_ubatch=n_ubatch, n_seq_max=n_seq_max,
                    n_threads=threads, n_threads_batch=n_threads_batch or threads, kv_unified=kv_unified,
                    flash_attn=flash_attn not in ("off", False), causal=hp.causal, embeddings=embeddings, pooling=pooling,
-                   type_k=k, type_v=v, swa_full=swa_full, n_rollback=n_rollback, rope=resolve_rope(hp, rope))
+                   type_k=k, type_v=v, swa_full=swa_full, n_rollback=n_rollback, mtp=mtp, hidden=False, rope=resolve_rope(hp, rope))
 
 
 def cell_bytes(hp: HParams, type_k: dtypes.DType, type_v: dtypes.DType, layers: Iterable[int]) -> int:
@@ -466,7 +500,7 @@ def cell_bytes(hp: HParams, type_k: dtypes.DType, type_v: dtypes.DType, layers: 
 
 def check_context(hp: HParams, cp: CParams) -> None:
     """PlacementError if the cache of all layers without a window does not fit the free memory."""
-    whole = [il for il in range(hp.n_layer) if not hp.is_swa(il) or cp.swa_full]
+    whole = [il for il in hp.layers if not hp.is_swa(il) or cp.swa_full]
     needed, free = cell_bytes(hp, cp.type_k, cp.type_v, whole) * cp.n_ctx, env.free_memory()
     if needed > free:
         raise PlacementError(f"n_ctx = {cp.n_ctx} needs {needed / 2**20:.0f} MiB of cache, {free / 2**20:.0f} MiB are free; "

@@ -46,6 +46,8 @@ class CParams:
     type_v: DType
     swa_full: bool
     n_rollback: int                 # tokens that a recurrent state can go back
+    mtp: bool                       # the graph is that of the block for next-token prediction
+    hidden: bool                    # hidden states of all tokens are results, beside the logits
     rope: Rope
 
     @property

@@ -67,12 +67,13 @@ class HParams:
     n_ctx_train: int
     n_embd: int
     n_layer: int                                # layers that the graph runs (without next-token-prediction blocks)
-    n_layer_nextn: int
+    n_layer_nextn: int                          # those blocks, which stand behind the layers
     n_head: tuple[int, ...]
     n_head_kv: tuple[int, ...]
     n_ff: tuple[int, ...]
     n_embd_head_k: int
     n_embd_head_v: int
+    first_layer: int = 0                        # where the graph begins: `nextn` runs a block behind the layers
     n_embd_head_k_mla: int = 0                  # head sizes of latent attention, as its heads see K and V; else as above
     n_embd_head_v_mla: int = 0
     n_lora_q: int = 0                           # sizes of the latent vectors that Q, and K and V, come from; 0: none
@@ -160,6 +161,18 @@ class HParams:
     n_embd_p: int = 0                           # elements of that row
 
     # --- derived ---
+
+    @property
+    def layers(self) -> range:
+        """Layers that the graph runs."""
+        return range(self.first_layer, self.n_layer)
+
+    def nextn(self) -> HParams:
+        """The same for a graph that runs the next-token-prediction block alone: it is of attention, without a window."""
+        def longer(layers: tuple[bool, ...], last: bool) -> tuple[bool, ...]:
+            return (*layers[:self.n_layer], last) if layers else ()
+        return self.replace(first_layer=self.n_layer, n_layer=self.n_layer + 1, recurrent_layers=(), ngrams=None,
+                            swa_layers=longer(self.swa_layers, False), rope_layers=longer(self.rope_layers, True))
 
     def n_ff_expert(self, il: int) -> int:
         """Length of one expert's feed-forward; where the file does not say, those used share the layer's."""

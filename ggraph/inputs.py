@@ -60,13 +60,27 @@ class Tokens(Input):
 
     @classmethod
     def key(cls, step: Step) -> Hashable:
-        return "embd" if step.ubatch.embd is not None else "token"
+        return "token" if step.ubatch.token is not None else "embd"
 
     def fill(self, step: Step) -> tuple[np.ndarray, ...]:
-        u = step.ubatch
-        data = u.embd if u.embd is not None else u.token
+        data = step.ubatch.token if step.ubatch.token is not None else step.ubatch.embd
         assert data is not None
         return (data,)
+
+
+class Hidden(Input):
+    """`inp_h` F32 [n_embd, n_tokens]: for next-token prediction, the hidden state of the token before each."""
+
+    def __init__(self, n_embd: int, n_tokens: int):
+        self.tensors = (leaf(F32, (n_embd, n_tokens), "inp_h"),)
+
+    @classmethod
+    def key(cls, step: Step) -> Hashable:
+        return None
+
+    def fill(self, step: Step) -> tuple[np.ndarray, ...]:
+        assert step.ubatch.embd is not None
+        return (step.ubatch.embd,)
 
 
 class Positions(Input):

@@ -34,6 +34,13 @@ class Architecture(Protocol):
     def graph(self, b: Any) -> None: ...
 
 
+class Predictor(Architecture, Protocol):
+    """What it provides besides if its files may have a block for next-token prediction (MTP)."""
+
+    def nextn_weights(self, t: Weights) -> None: ...
+    def nextn_graph(self, b: Any) -> None: ...
+
+
 class Model:
     """A GGUF file, ready for `Context(model)`.
 
@@ -63,6 +70,7 @@ class Model:
         self.contexts: WeakSet[Any] = WeakSet()         # those that stand on this model
         self.closed = False
         self._lock = threading.Lock()
+        self._nextn: HParams | None = None
         self._vocab: Vocab | None = None
         self._template: ChatTemplate | None = None
 
@@ -101,6 +109,30 @@ class Model:
                 opened.pack(list(self.weights.leaves.values()), progress)
                 self.backends = [opened]
             return self.backends
+
+    @property
+    def has_nextn(self) -> bool:
+        """The file holds a block for next-token prediction (MTP)."""
+        return f"blk.{self.hparams.n_layer}.nextn.eh_proj.weight" in self.file.tensors
+
+    def nextn(self) -> HParams:
+        """Declare the weights of that block, once, and place them with the others; the hyperparameters of its graph.
+
+        `ModelError` if the file has none, or its architecture here runs none.
+        """
+        if not self.has_nextn or not hasattr(self.arch, "nextn_weights"):
+            what = f"architecture {self.hparams.arch!r} runs no" if self.has_nextn else f"{self.path.name} holds no"
+            raise ModelError(f"{what} block for next-token prediction (MTP); draft with a smaller model, or \"ngram\"")
+        with self._lock:
+            if self._nextn is None:
+                before = set(self.weights.leaves)
+                del self.weights.blk[self.hparams.n_layer:]             # of an attempt that failed
+                with sensible(self.path.name):
+                    self.arch.nextn_weights(self.weights)
+                for b in self.backends:
+                    b.pack([t for name, t in self.weights.leaves.items() if name not in before])
+                self._nextn = self.hparams.nextn()
+        return self._nextn
 
     def close(self) -> None:
         """Close the Contexts of this model, free what the backends hold and unmap the file."""
@@ -145,13 +177,17 @@ def known_architectures() -> list[str]:
 
 
 def find_architecture(name: str) -> Architecture:
-    """The module of `general.architecture`; ModelError lists the known ones."""
-    aliases: Mapping[str, str] = importlib.import_module(f"{__package__}.models").ALIASES
-    module = aliases.get(name, name).replace("-", "_")
-    if module.isidentifier() and module in {m.replace("-", "_") for m in known_architectures()}:
-        for plugin in entry_points(group="ggraph.models", name=name):
-            found: Architecture = plugin.load()
-            return found
-        own: Architecture = importlib.import_module(f"{__package__}.models.{module}")
+    """The module of `general.architecture`, else the plugin of this name; ModelError lists the known ones."""
+    package = importlib.import_module(f"{__package__}.models")
+    module = package.ALIASES.get(name, name).replace("-", "_")
+    if module in {m.name for m in pkgutil.iter_modules(package.__path__)}:
+        own: Architecture = importlib.import_module(f"{package.__name__}.{module}")
         return own
+    for plugin in entry_points(group="ggraph.models"):
+        if plugin.name.replace("-", "_") == module:
+            try:
+                found: Architecture = plugin.load()
+            except Exception as e:
+                raise ModelError(f"the plugin {plugin.value} of architecture {name!r} cannot be loaded: {e}") from e
+            return found
     raise ModelError(f"architecture {name!r} is not known; known ones: {', '.join(known_architectures())}")

@@ -153,7 +153,22 @@ class Weights(Group):
         self.blk = [Group(self, f"blk.{il}.") for il in range(hp.n_layer)]
 
     def layers(self) -> Iterator[tuple[int, Group]]:
-        return iter(enumerate(self.blk))
+        return iter(enumerate(self.blk[:self.hp.n_layer]))
+
+    def nextn(self) -> tuple[int, Group]:
+        """Declare what the block for next-token prediction has besides a layer's entries; its number, and its entries."""
+        hp = self.hp
+        if hp.n_layer_nextn > 1:
+            raise ModelError(f"{hp.arch}.nextn_predict_layers is {hp.n_layer_nextn}; next-token prediction with one block "
+                             "alone is supported")
+        w = Group(self, f"blk.{hp.n_layer}.")
+        w("nextn.eh_proj", 2 * hp.n_embd, hp.n_embd)
+        w.norm("nextn.enorm", "nextn.hnorm")
+        w("nextn.embed_tokens", hp.n_embd, hp.n_vocab, optional=True)
+        w("nextn.shared_head_head", hp.n_embd, hp.n_vocab, optional=True)
+        w.norm("nextn.shared_head_norm", optional=True)
+        self.blk.append(w)
+        return hp.n_layer, w
 
     def embeddings(self, norm_bias: Need = False, output: Need = None, output_bias: Need = None, norm: bool = True,
                    n_vocab_out: int = 0) -> None:

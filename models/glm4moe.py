@@ -8,7 +8,8 @@ from ggraph.build import Builder
 from ggraph.build.moe import SIGMOID
 from ggraph.hparams import HParams
 from ggraph.ops import MROPE, NEOX
-from ggraph.weights import Weights
+from ggraph.tensor import Tensor
+from ggraph.weights import Group, Weights
 
 
 def hparams(kv: Mapping[str, Any]) -> HParams:
@@ -18,38 +19,54 @@ def hparams(kv: Mapping[str, Any]) -> HParams:
 
 
 def weights(t: Weights) -> None:
-    hp = t.hp
     t.embeddings()
     for il, w in t.layers():
-        w.norm("attn_norm", "post_attention_norm")
-        w.norm("attn_q_norm", "attn_k_norm", n=hp.n_embd_head_k, optional=True)
-        w.qkv(il)
-        w.attn_out(il)
-        if il < hp.n_layer_dense_lead:
-            w.ffn(il)
-            continue
-        w.experts(il, n_ff=hp.n_ff_expert(il), probs_bias=True)
-        if hp.n_expert_shared:
-            w.ffn(il, n_ff=hp.n_ff_expert(il) * hp.n_expert_shared, suffix="_shexp")
+        layer_weights(t.hp, w, il)
+
+
+def nextn_weights(t: Weights) -> None:
+    il, w = t.nextn()
+    layer_weights(t.hp, w, il)
+
+
+def layer_weights(hp: HParams, w: Group, il: int) -> None:
+    w.norm("attn_norm", "post_attention_norm")
+    w.norm("attn_q_norm", "attn_k_norm", n=hp.n_embd_head_k, optional=True)
+    w.qkv(il)
+    w.attn_out(il)
+    if il < hp.n_layer_dense_lead:
+        w.ffn(il)
+        return
+    w.experts(il, n_ff=hp.n_ff_expert(il), probs_bias=True)
+    if hp.n_expert_shared:
+        w.ffn(il, n_ff=hp.n_ff_expert(il) * hp.n_expert_shared, suffix="_shexp")
 
 
 def graph(b: Builder) -> None:
-    hp = b.hp
     x = b.inp_embd()
     for il, w in b.layers():
-        y = b.norm(x, w.attn_norm, "attn_norm", il)
-        q, k, v = b.qkv(w, y, il)
-        if w.attn_q_norm:
-            q, k = b.qk_norm(w, q, k, il)
-        y = b.attn(w.attn_output, b.rope(q, il), b.rope(k, il), v, il)
-        y, x = b.out_ids(il, y, x)
-        x = b.residual(x, y, "ffn_inp", il)
-        y = b.norm(x, w.post_attention_norm, "post_attn_norm", il)
-        if il < hp.n_layer_dense_lead:
-            y = b.ffn(w, y, il)
-        else:
-            moe = b.moe(w, y, il, gating=hp.expert_gating_func, norm_w=hp.expert_weights_norm,
-                        w_scale=hp.expert_weights_scale)
-            y = b.add(moe, b.ffn(w, y, il, suffix="_shexp"), "ffn_out", il) if hp.n_expert_shared else moe
-        x = b.layer_out(b.residual(x, y, "ffn_out", il), il)
+        x = layer(b, w, x, il)
     b.finish(x)
+
+
+def nextn_graph(b: Builder) -> None:
+    b.nextn(layer)
+
+
+def layer(b: Builder, w: Group, x: Tensor, il: int) -> Tensor:
+    hp = b.hp
+    y = b.norm(x, w.attn_norm, "attn_norm", il)
+    q, k, v = b.qkv(w, y, il)
+    if w.attn_q_norm:
+        q, k = b.qk_norm(w, q, k, il)
+    y = b.attn(w.attn_output, b.rope(q, il), b.rope(k, il), v, il)
+    y, x = b.out_ids(il, y, x)
+    x = b.residual(x, y, "ffn_inp", il)
+    y = b.norm(x, w.post_attention_norm, "post_attn_norm", il)
+    if il < hp.n_layer_dense_lead:
+        y = b.ffn(w, y, il)
+    else:
+        moe = b.moe(w, y, il, gating=hp.expert_gating_func, norm_w=hp.expert_weights_norm,
+                    w_scale=hp.expert_weights_scale)
+        y = b.add(moe, b.ffn(w, y, il, suffix="_shexp"), "ffn_out", il) if hp.n_expert_shared else moe
+    return b.layer_out(b.residual(x, y, "ffn_out", il), il)

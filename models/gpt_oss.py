@@ -36,6 +36,6 @@ def graph(b: Builder) -> None:
         y, x = b.out_ids(il, y, x)
         x = b.residual(x, y, "ffn_inp", il)
         y = b.norm(x, w.post_attention_norm, "attn_post_norm", il)
-        y = b.moe(w, y, il, act="swiglu_oai", gating=SOFTMAX_WEIGHT, norm_w=False, w_scale=b.hp.expert_weights_scale)
+        y = b.moe(w, y, il, act="swiglu_oai", gating=SOFTMAX_WEIGHT, norm_w=False)
         x = b.layer_out(b.residual(x, y, "ffn_out", il), il)
     b.finish(x)

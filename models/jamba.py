@@ -41,6 +41,6 @@ def graph(b: Builder) -> None:
         x = b.residual(x, y, "ffn_inp", il)
         y = b.norm(x, w.ffn_norm, "ffn_norm", il)
         routed = "ffn_gate_inp" in vars(w)
-        y = b.moe(w, y, il, norm_w=False, w_scale=b.hp.expert_weights_scale) if routed else b.ffn(w, y, il)
+        y = b.moe(w, y, il, norm_w=False) if routed else b.ffn(w, y, il)
         x = b.layer_out(b.residual(x, y, "ffn_out", il), il)
     b.finish(x)

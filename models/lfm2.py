@@ -73,6 +73,6 @@ def graph(b: Builder) -> None:
         if il < hp.n_layer_dense_lead:
             y = b.ffn(w, y, il)
         else:
-            y = b.moe(w, y, il, gating=hp.expert_gating_func, w_scale=hp.expert_weights_scale)
+            y = b.moe(w, y, il, gating=hp.expert_gating_func)
         x = b.layer_out(b.residual(x, y, "ffn_out", il), il)
     b.finish(b.norm(x, b.w.token_embd_norm, "result_norm"), norm=False)

@@ -64,6 +64,6 @@ def graph(b: Builder) -> None:
         y, x = b.out_ids(il, y, x)
         y = b.add(y, b.scale(x, hp.f_residual_scale, "residual_scaled_attn", il), "ffn_inp", il)
         x = b.norm(y, w.ffn_norm, "ffn_norm", il)
-        y = b.moe(w, x, il, w_scale=hp.expert_weights_scale)
+        y = b.moe(w, x, il)
         x = b.layer_out(b.add(y, b.scale(x, hp.f_residual_scale, "residual_scaled_ffn", il), "ffn_out", il), il)
     b.finish(x)

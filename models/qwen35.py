@@ -32,6 +32,13 @@ def weights(t: Weights) -> None:
         w.ffn(il)
 
 
+def nextn_weights(t: Weights) -> None:
+    il, w = t.nextn()
+    w.norm("attn_norm", "post_attention_norm")
+    gated_attention_weights(t.hp, w, il)
+    w.ffn(il)
+
+
 def delta_net_weights(hp: HParams, w: Group) -> None:
     w("attn_qkv", hp.n_embd, conv_dim(hp))
     w("attn_gate", hp.n_embd, hp.ssm_d_inner)
@@ -56,13 +63,21 @@ def gated_attention_weights(hp: HParams, w: Group, il: int, bias: Need = None) -
 def graph(b: Builder) -> None:
     x = b.inp_embd()
     for il, w in b.layers():
-        y = b.norm(x, w.attn_norm, "attn_norm", il)
-        y = delta_net(b, w, y, il) if b.hp.is_recurrent(il) else gated_attention(b, w, y, il)
-        y, x = b.out_ids(il, y, x)
-        x = b.residual(x, y, "attn_residual", il)
-        y = b.norm(x, w.post_attention_norm, "attn_post_norm", il)
-        x = b.layer_out(b.residual(x, b.ffn(w, y, il), "post_ffn", il), il)
+        x = layer(b, w, x, il)
     b.finish(x)
+
+
+def nextn_graph(b: Builder) -> None:
+    b.nextn(layer)
+
+
+def layer(b: Builder, w: Group, x: Tensor, il: int) -> Tensor:
+    y = b.norm(x, w.attn_norm, "attn_norm", il)
+    y = delta_net(b, w, y, il) if b.hp.is_recurrent(il) else gated_attention(b, w, y, il)
+    y, x = b.out_ids(il, y, x)
+    x = b.residual(x, y, "attn_residual", il)
+    y = b.norm(x, w.post_attention_norm, "attn_post_norm", il)
+    return b.layer_out(b.residual(x, b.ffn(w, y, il), "post_ffn", il), il)
 
 
 def gated_attention(b: Builder, w: Group, x: Tensor, il: int) -> Tensor:

@@ -34,6 +34,6 @@ def graph(b: Builder) -> None:
         y, x = b.out_ids(il, y, x)
         x = b.residual(x, y, "ffn_inp", il)
         y = b.norm(x, w.ffn_norm, "ffn_norm", il)
-        y = b.moe(w, y, il, w_scale=b.hp.expert_weights_scale)
+        y = b.moe(w, y, il)
         x = b.layer_out(b.residual(x, y, "ffn_out", il), il)
     b.finish(x)

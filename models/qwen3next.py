@@ -11,8 +11,10 @@ from ggraph.hparams import HParams
 from ggraph.tensor import Tensor
 from ggraph.weights import Group, Weights
 
-from .qwen35 import conv_dim, delta_rule, gated_attention, gated_attention_weights
-from .qwen35moe import expert_weights, experts
+from .qwen35 import conv_dim, delta_rule, gated_attention_weights
+from .qwen35moe import expert_weights, layer, nextn_graph, nextn_weights
+
+__all__ = ["graph", "hparams", "nextn_graph", "nextn_weights", "weights"]
 
 
 def hparams(kv: Mapping[str, Any]) -> HParams:
@@ -47,12 +49,7 @@ def delta_net_weights(hp: HParams, w: Group) -> None:
 def graph(b: Builder) -> None:
     x = b.inp_embd()
     for il, w in b.layers():
-        y = b.norm(x, w.attn_norm, "attn_norm", il)
-        y = delta_net(b, w, y, il) if b.hp.is_recurrent(il) else gated_attention(b, w, y, il)
-        y, x = b.out_ids(il, y, x)
-        x = b.residual(x, y, "attn_residual", il)
-        y = b.norm(x, w.post_attention_norm, "attn_post_norm", il)
-        x = b.layer_out(b.residual(x, experts(b, w, y, il), "post_moe", il), il)
+        x = layer(b, w, x, il, delta_net)
     b.finish(x)
 
 

@@ -20,16 +20,17 @@ MAX_ROLLBACK = 8        # each step back costs the memory of a state
 _count, _probability = click.IntRange(min=1), click.FloatRange(0, 1)
 
 SPECULATIVE = (
-    _speculative("--spec-type", type=click.Choice(["none", "ngram-simple", "draft-simple"]), default="none", show_default=True,
-                 help="Guess tokens and evaluate them together: where the text repeats itself, or with a draft model."),
+    _speculative("--spec-type", type=click.Choice(["none", "ngram-simple", "draft-simple", "draft-mtp"]), default="none",
+                 show_default=True, help="Guess tokens and evaluate them together: where the text repeats itself, with a draft "
+                 "model, or with the block that some models have for it (MTP)."),
     _speculative("-md", "--spec-draft-model", "--model-draft", metavar="MODEL",
                  help="A smaller model of the same vocabulary, for draft-simple; as -m."),
     _speculative("--spec-draft-n-max", type=_count, default=3, show_default=True, metavar="N",
-                 help="Tokens that the draft model guesses, at most."),
+                 help="Tokens that the draft model or block guesses, at most."),
     _speculative("--spec-draft-n-min", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
-                 help="Fewer guesses of the draft model are not tried."),
+                 help="Fewer guesses of it are not tried."),
     _speculative("--spec-draft-p-min", "--draft-p-min", type=_probability, default=0.0, show_default=True, metavar="P",
-                 help="The draft model stops before a token that it thinks less probable."),
+                 help="It stops before a token that it thinks less probable."),
     _speculative("--spec-ngram-simple-size-n", type=_count, default=12, show_default=True, metavar="N",
                  help="Last tokens that must have stood earlier in the text, for ngram-simple."),
     _speculative("--spec-ngram-simple-size-m", type=_count, default=48, show_default=True, metavar="N",
@@ -39,12 +40,18 @@ SPECULATIVE = (
 
 def n_guesses(p: Params) -> int:
     """How many tokens are guessed at once."""
-    return int({"none": 0, "ngram-simple": p["spec_ngram_simple_size_m"], "draft-simple": p["spec_draft_n_max"]}[p["spec_type"]])
+    kind = p["spec_type"]
+    return 0 if kind == "none" else int(p["spec_ngram_simple_size_m" if kind == "ngram-simple" else "spec_draft_n_max"])
 
 
 def n_rollback(p: Params) -> int:
     """How far the state of recurrent layers, should there be some, must be able to go back."""
     return min(n_guesses(p), MAX_ROLLBACK)
+
+
+def limits(p: Params) -> Params:
+    """Below which a draft ends, or is not tried."""
+    return {"n_min": p["spec_draft_n_min"], "p_min": p["spec_draft_p_min"]}
 
 
 @contextlib.contextmanager
@@ -58,9 +65,11 @@ def drafting(p: Params, llm: ggraph.LLM, bars: Bars) -> Iterator[Params]:
     elif kind == "ngram-simple":
         size = p["spec_ngram_simple_size_n"]
         yield {"draft": ggraph.NgramDraft(size, n, least=size), "n_draft": n}
+    elif kind == "draft-mtp":
+        yield {"draft": ggraph.MtpDraft(llm.nextn, **limits(p)), "n_draft": n}
     else:
         path = hub.resolve(p["spec_draft_model"], lambda done, total: bars("fetch", done, total))
         options = {**context_arguments(p), "n_ctx": llm.ctx.cparams.n_ctx_seq, "adapters": [], "n_rollback": n, "progress": bars}
         with ggraph.Model(path, repack=p["repack"]) as model, ggraph.Context(model, **options) as ctx:
             bars.close()
-            yield {"draft": ggraph.ModelDraft(ctx, n_min=p["spec_draft_n_min"], p_min=p["spec_draft_p_min"]), "n_draft": n}
+            yield {"draft": ggraph.ModelDraft(ctx, **limits(p)), "n_draft": n}

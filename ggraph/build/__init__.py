@@ -5,10 +5,10 @@ from .core import Dims
 from .mamba import Mamba
 from .mla import LatentAttention
 from .moe import Experts
-from .output import Output
+from .nextn import NextToken
 
 
-class Builder(LatentAttention, Experts, Mamba, Output):
+class Builder(LatentAttention, Experts, Mamba, NextToken):
     """Handed to an architecture's `graph(b)`: hyperparameters, weights, memory, and every block."""
 
 

@@ -51,7 +51,7 @@ class Core:
 
     def layers(self) -> Iterator[tuple[int, Group]]:
         """(il, weights of layer il)"""
-        return self.w.layers()
+        return ((il, self.w.blk[il]) for il in self.hp.layers)
 
     # --- names and inputs
 
@@ -89,7 +89,7 @@ class Core:
 
     def out_ids(self, il: int, *xs: Tensor) -> tuple[Tensor, ...]:
         """After the attention of the last layer only the rows asked for go on. Elsewhere nothing happens."""
-        if il != self.hp.n_layer - 1 or self.cp.embeddings:
+        if il != self.hp.n_layer - 1 or self.cp.embeddings or self.cp.hidden:
             return xs
         ids, = self.input(inputs.OutputIds, self.dims.n_outputs)
         return tuple(ops.get_rows(x, ids) for x in xs)

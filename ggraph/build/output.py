@@ -23,6 +23,9 @@ class Output(Core):
             if self.cp.pooling != "none" or not self.hp.head:
                 return
             x = ops.get_rows(x, self.input(inputs.OutputIds, self.dims.n_outputs)[0])
+        elif self.cp.hidden:
+            self.g.output("hidden", x)
+            x = ops.get_rows(x, self.input(inputs.OutputIds, self.dims.n_outputs)[0])
         x = self.linear(self.w.output, x, "result_output_no_bias" if self.w.output.bias else "")
         self.logits(self._pad_vocab(x))
 

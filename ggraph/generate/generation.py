@@ -42,14 +42,15 @@ class Generation(Iterator[str]):
 
     Every piece is whole characters; together they are `text`, which ends before a stop string. `finish_reason` is "stop",
     "length" or "cancelled", None until the end; `stop_type` tells more (see `Output`). `logprobs` has an entry per
-    token if asked for. `shifted` counts context shifts. `drafter` guesses at most `n_draft` tokens a run; it changes nothing
-    but the speed. Errors: `ContextFull` at once if the prompt is too long.
+    token if asked for. `shifted` counts context shifts. `drafter` guesses at most `n_draft` tokens in a row, on as many branches
+    as there are `spare` sequences and one more; it changes nothing but the speed. Errors: `ContextFull` at once if the prompt is
+    too long.
     """
 
     def __init__(self, history: History, vocab: Vocab, prompt: Sequence[int], sampler: Sampler, *, max_tokens: int = -1,
                  stop: str | Iterable[str] = (), logprobs: int | None = None, special: bool = False,
                  context_shift: bool = False, n_keep: int = 0, progress: Report | None = None,
-                 drafter: Drafter | None = None, n_draft: int = 0):
+                 drafter: Drafter | None = None, n_draft: int = 0, spare: Sequence[int] = ()):
         if not prompt:
             raise Error("the prompt is empty, and this tokenizer adds no token of its own; give at least one token")
         if len(prompt) >= history.n_ctx:
@@ -61,7 +62,7 @@ class Generation(Iterator[str]):
         self.logprobs: list[TokenLogprob] = []
         self.timings = Timings()
         self.shifted = 0
-        self._history, self._ahead = history, Speculation(history, drafter, n_draft)
+        self._history, self._ahead = history, Speculation(history, drafter, n_draft, spare)
         self._n_top, self._progress = logprobs, progress
         n_keep = n_keep + vocab.add_bos if 0 <= n_keep <= len(prompt) else len(prompt)
         self._n_keep = n_keep if context_shift else None

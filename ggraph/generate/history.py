@@ -67,11 +67,20 @@ class History:
         del self.tokens[n:]
         return n
 
-    def take_back(self, n: int) -> None:
-        """Remove the last n tokens. Where the memory cannot go back that far, those that stay are evaluated again."""
-        kept = self.tokens[:len(self.tokens) - n]
-        if rest := kept[self.cut(len(kept)):]:
-            self.add(rest)
+    def branch(self, seqs: Sequence[int]) -> None:
+        """Let other sequences share what this one holds, in place of what they hold."""
+        for seq in seqs:
+            self.ctx.memory.seq_rm(seq, -1, -1)
+            self.ctx.memory.seq_cp(self.seq, seq)
+
+    def adopt(self, seq: int, tokens: Sequence[int]) -> None:
+        """Hold these tokens, which this sequence or one that branched off it holds, maybe with more behind them; none, where the
+        memory cannot go back that far."""
+        if seq != self.seq:
+            self.ctx.memory.seq_rm(self.seq, -1, -1)
+            self.ctx.memory.seq_cp(seq, self.seq)
+        self.tokens[:] = tokens
+        self.cut(len(tokens))
 
     def queue(self, batch: Batch, tokens: Sequence[int], outputs: int = 1) -> None:
         """Rows for the next tokens, the last `outputs` of them with output. If the batch then fails: `settle`."""
@@ -94,6 +103,20 @@ class History:
         batch = Batch()
         try:
             self.queue(batch, tokens, outputs)
+            self.ctx.process("decode", batch)
+        except BaseException:
+            self.settle()
+            raise
+
+    def process_tree(self, rows: Sequence[tuple[int, int, Sequence[int]]]) -> None:
+        """Evaluate tokens of this sequence and of others that branched off it, with logits for all. Each: the token, how far it is
+        behind the end of the text, the sequences that hold it."""
+        batch, n = Batch(), len(self.tokens)
+        try:
+            for token, ahead, seqs in rows:
+                batch.add(token, n + ahead, seqs, output=True)
+                if self.seq in seqs:
+                    self.tokens.append(token)
             self.ctx.process("decode", batch)
         except BaseException:
             self.settle()

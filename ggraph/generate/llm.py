@@ -20,6 +20,7 @@ from ..model import Model
 from ..sampling import DEFAULTS, Grammar, Sampler, default_chain
 from .generation import Generation
 from .history import History, Report
+from .mtp import MtpDraft, Nextn
 from .output import TokenLogprob, logprob
 from .speculative import Drafter, ModelDraft, NgramDraft
 
@@ -58,24 +59,29 @@ class LLM:
         self._embedders: dict[str | None, Context] = {}
         self._history = History(self.ctx)
         self._drafts: dict[tuple[Model | LLM, int], ModelDraft] = {}
+        self._nextn: Nextn | None = None
 
     def generate(self, prompt: str | Sequence[int], *, max_tokens: int = -1, stop: str | Iterable[str] = (),
                  logprobs: int | None = None, special: bool = False, context_shift: bool = False, n_keep: int = 0,
                  progress: Report | None = None, draft: str | Drafter | Model | LLM | None = None, n_draft: int = 8,
-                 sampler: Sampler | None = None, **sampling: Any) -> Generation:
+                 n_branch: int = 1, sampler: Sampler | None = None, **sampling: Any) -> Generation:
         """Continue a text (or token ids) until the model ends it, a `stop` string comes up, `max_tokens` or the context
         is full. The stop string is not part of the answer.
 
         `sampling`: see `sampler`. `logprobs`: log-probabilities of the tokens, with those of so many likeliest ones.
         `special`: control tokens appear as text. `context_shift`: when full, keep `n_keep` tokens of the prompt (-1: all)
         and drop half of the rest. `progress(done, total)` is called while the prompt is evaluated. `draft`: what guesses the
-        next `n_draft` tokens, which are then evaluated together: "ngram" (the text repeats itself) or a smaller model of the same
-        vocabulary. The text stays the same. A model with recurrent layers needs a Context with `n_rollback` for it.
+        next `n_draft` tokens, which are then evaluated together: "ngram" (the text repeats itself), "mtp" (the model's own block
+        for it) or a smaller model of the same vocabulary. The text stays the same. A model with recurrent layers needs a Context
+        with `n_rollback` for it. `n_branch`: so many different guesses at once, each in a sequence of its own (n_seq_max).
         """
         ids = self.vocab.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not 1 <= n_branch <= self.ctx.n_seq_max:
+            raise Error(f"n_branch is {n_branch}; the context has {self.ctx.n_seq_max} sequences for branches (n_seq_max)")
         return Generation(self._history, self.vocab, ids, sampler or self.sampler(**sampling), max_tokens=max_tokens,
                           stop=stop, logprobs=logprobs, special=special, context_shift=context_shift, n_keep=n_keep,
-                          progress=progress, drafter=self._drafter(draft, n_draft), n_draft=n_draft)
+                          progress=progress, drafter=self._drafter(draft, n_draft), n_draft=n_draft,
+                          spare=range(1, n_branch))
 
     def _drafter(self, draft: str | Drafter | Model | LLM | None, n_draft: int) -> Drafter | None:
         if draft is None or n_draft < 1:
@@ -83,10 +89,18 @@ class LLM:
         if self.ctx.memory.rs is not None and not self.ctx.cparams.n_rollback:
             env.log(f"a wrong guess costs a run over the whole text: open the context with n_rollback={n_draft}")
         if isinstance(draft, str):
-            if draft != "ngram":
-                raise Error(f"draft is {draft!r}; it must be 'ngram', a model or a drafter")
-            return NgramDraft()
+            if draft not in ("ngram", "mtp"):
+                raise Error(f"draft is {draft!r}; it must be 'ngram', 'mtp', a model or a drafter")
+            return NgramDraft() if draft == "ngram" else MtpDraft(self.nextn)
         return self._model_draft(draft, n_draft) if isinstance(draft, Model | LLM) else draft
+
+    @property
+    def nextn(self) -> Nextn:
+        """The model's block for next-token prediction, which follows this LLM from the first use on. ModelError if it has none."""
+        if self._nextn is None:
+            self._nextn = Nextn(self.ctx)
+            self._owned.insert(0, self._nextn.ctx)
+        return self._nextn
 
     def _model_draft(self, draft: Model | LLM, n_draft: int) -> ModelDraft:
         """Made once; a Model gets a Context that lives as long as this LLM."""

@@ -7,7 +7,7 @@ a model that mixes kinds needs nothing more. It knows no tensors and no graphs.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -70,10 +70,14 @@ class Store(Protocol):
 
 
 class Memory:
-    """All stores of a context, which share its sequences and its ubatches. Without a store it only splits batches."""
+    """All stores of a context, which share its sequences and its ubatches. Without a store it only splits batches.
+
+    `mirrors` are called with each `seq_cp` that was done: by whoever keeps a memory of the same sequences.
+    """
 
     def __init__(self, stores: Sequence[Store], n_seq_max: int, n_ubatch: int):
         self.stores, self.n_seq_max, self.n_ubatch = list(stores), n_seq_max, n_ubatch
+        self.mirrors: list[Callable[[int, int, int, int], object]] = []
 
     # one step: prepare the batch, then for each step apply, run, commit or rollback
 
@@ -129,7 +133,10 @@ class Memory:
         self._known(src, dst)
         if not all(store.can_seq_cp(src, dst, p0, p1) for store in self.stores):
             return False
-        return all(store.seq_cp(src, dst, p0, p1) for store in self.stores)
+        done = all(store.seq_cp(src, dst, p0, p1) for store in self.stores)
+        for mirror in self.mirrors:
+            mirror(src, dst, p0, p1)
+        return done
 
     def seq_keep(self, seq: int) -> None:
         """Take out all other sequences."""

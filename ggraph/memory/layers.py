@@ -22,10 +22,10 @@ class LayerMemory(Memory):
 
     def __init__(self, hp: HParams, cp: CParams):
         self.arch = hp.arch
-        attention = [il for il in range(hp.n_layer) if hp.has_kv(il)]
+        attention = [il for il in hp.layers if hp.has_kv(il)]
         window = [il for il in attention if hp.is_swa(il)]
         full = [il for il in attention if not hp.is_swa(il)]
-        recurrent = [il for il in range(hp.n_layer) if hp.is_recurrent(il)]
+        recurrent = [il for il in hp.layers if hp.is_recurrent(il)]
         self.kv: list[KVCache] = []
         self.rs: StateCache | None = None
         if full:

@@ -22,7 +22,7 @@ import ggraph
 from ggraph import env
 from ggraph.tools._options import unescape
 from ggraph.tools.run import main
-from tests import adapters, spec, tiny
+from tests import adapters, nextn, spec, tiny
 
 GREEDY = ("-c", "256", "--temp", "0")
 EXACT = env.get("GGRAPH_BACKEND") != "ref"              # BLAS sums in an order that depends on the shape
@@ -188,6 +188,15 @@ def test_speculative(file: str, seed: str) -> None:
     assert "draft_n" not in json.loads(out.stdout)["timings"]
     assert "the draft model is not used" in run(*args, "-md", file).stderr
     assert "give -md" in run(*args, "--spec-type", "draft-simple", code=2).stderr
+
+
+def test_speculative_mtp(file: str, tmp_path: Path) -> None:
+    path = str(spec.write(nextn.speaking("glm4moe-moe"), tmp_path / "mtp.gguf"))
+    args = "-m", path, "-c", "256", "--temp", "0", "-n", "20", "--json", "the rain"
+    out = json.loads(run(*args, "--spec-type", "draft-mtp", "--spec-draft-n-max", "2").stdout)
+    assert out["tokens"] == json.loads(run(*args).stdout)["tokens"]
+    assert out["timings"]["draft_n"] > 0
+    assert "holds no block for next-token prediction" in run("-m", file, "--spec-type", "draft-mtp", "a", code=1).stderr
 
 
 def test_context_full_and_shift(file: str) -> None:
