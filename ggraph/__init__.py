@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from ggraph.adapters import Adapter
     from ggraph.batch import Batch
     from ggraph.chat import ChatTemplate
-    from ggraph.context import STOP, Context, Hook
+    from ggraph.context import STOP, Context, Hook, memory_needed
     from ggraph.generate import LLM, Generation, ModelDraft, MtpDraft, Nextn, NgramDraft, TokenLogprob
     from ggraph.grammar import Grammar
     from ggraph.hub import HubError
-    from ggraph.model import Model
+    from ggraph.model import Model, audit
     from ggraph.sampling import Sampler, default_chain
     from ggraph.serve import Done, Embedder, Engine, Failed, Piece, Progress, Request, sampling_defaults
     from ggraph.vocab import Vocab
@@ -86,7 +86,9 @@ __all__ = [
     "Vocab",
     "VocabError",
     "__version__",
+    "audit",
     "default_chain",
+    "memory_needed",
     "sampling_defaults",
 ]
 
@@ -116,7 +118,9 @@ _HOME = {
     "Sampler": "sampling",
     "TokenLogprob": "generate",
     "Vocab": "vocab",
+    "audit": "model",
     "default_chain": "sampling",
+    "memory_needed": "context",
     "sampling_defaults": "serve",
 }
 

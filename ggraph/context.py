@@ -19,7 +19,7 @@ import numpy as np
 
 from . import debug, dtypes, env
 from .adapters import Adapter, Mix
-from .backend import Backend, NodeTime, Progress
+from .backend import Backend, NodeTime, Progress, open_backend
 from .batch import Batch, Ubatch, validate
 from .build import Builder, Dims
 from .cparams import POOLING, CParams, resolve_rope
@@ -34,7 +34,7 @@ from .memory.layers import LayerMemory
 from .model import Model, sensible
 from .ops import MROPE
 from .schedule.alloc import Arena
-from .schedule.plan import Plan, PlanCache
+from .schedule.plan import Plan, PlanCache, arena_bytes
 from .shift import shift_graph
 from .state import collect, load, put, save
 from .tensor import Tensor
@@ -454,6 +454,24 @@ class Context:
         with self._alone():
             self._settle()
             put(self.memory, self.backends[-1], state, seq, "the state")
+
+
+def memory_needed(model: Model, *, n_ctx: int = 0, n_batch: int = 2048, n_ubatch: int = 512, n_seq_max: int = 1,
+                  kv_unified: bool = True, type_k: str = "f16", type_v: str = "f16", flash_attn: str | bool = "auto",
+                  swa_full: bool = False) -> dict[str, int]:
+    """Bytes that a Context of these sizes takes, without opening one: weights (mapped), kv, state (of recurrent layers),
+    compute (the arena). `n_ctx` 0: the model's own context, whatever is free. Repacked copies of weights come on top."""
+    hp = model.hparams
+    cp = resolve(model, n_ctx=n_ctx or hp.n_ctx_train, n_batch=n_batch, n_ubatch=n_ubatch, n_seq_max=n_seq_max,
+                 kv_unified=kv_unified, type_k=type_k, type_v=type_v, flash_attn=flash_attn, n_threads=None,
+                 n_threads_batch=None, embeddings=False, pooling=None, rope=None, swa_full=swa_full, n_rollback=0)
+    memory = LayerMemory(hp, cp)
+    b = Builder(hp, model.weights, cp, memory, Dims.largest(cp, recurrent=memory.rs is not None), False, Mix())
+    with sensible(model.path.name):
+        model.arch.graph(b)
+    state = memory.rs.nbytes if memory.rs else 0
+    return {"weights": sum(t.nbytes for t in model.weights.leaves.values()), "kv": memory.nbytes - state, "state": state,
+            "compute": arena_bytes(b.g, open_backend("ref"))}
 
 
 def resolve(model: Model, *, n_ctx: int, n_batch: int, n_ubatch: int, n_seq_max: int, kv_unified: bool, type_k: str, type_v: str,

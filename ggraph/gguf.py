@@ -73,6 +73,12 @@ class Value(NamedTuple):
     items: tuple[Value, ...] = ()           # ARRAY:ARRAY only
 
 
+class Fault(NamedTuple):
+    """What is wrong with one tensor of a file that can be read apart from it."""
+    tensor: str
+    message: str
+
+
 class _Map:
     """One mapped file and a cursor. Every read is checked against the size of the file."""
 
@@ -220,8 +226,8 @@ class KV(Mapping[str, Any]):
     (bytes that are not UTF-8 become U+FFFD: `raw_strings` has them exact); arrays of arrays lists.
     """
 
-    def __init__(self, source: _Map, values: dict[str, Value]):
-        self._source, self._values = source, values
+    def __init__(self, source: _Map, values: dict[str, Value], spans: dict[str, tuple[int, int]]):
+        self._source, self._values, self._spans = source, values, spans
         self._decoded: dict[str, Any] = {}
 
     def __getitem__(self, key: str) -> Any:
@@ -245,6 +251,11 @@ class KV(Mapping[str, Any]):
     def n(self, key: str) -> int:
         """Number of elements of an array, without decoding it; bytes of a string; 1 for a number."""
         return self._values[key].n
+
+    def raw(self, key: str) -> bytes:
+        """The value as it stands in the file: the id of its type, then its bytes."""
+        start, end = self._spans[key]
+        return bytes(self._source.view(start, end - start))
 
     def raw_strings(self, key: str) -> list[bytes]:
         """An array of strings as the exact bytes in the file."""
@@ -309,8 +320,8 @@ class TensorInfo:
 class _Shard:
     """One file of the set, read and checked. `no` is its place among the `n_split` files of its set."""
 
-    def __init__(self, path: Path):
-        self.source = _Map(path)
+    def __init__(self, path: Path, faults: list[Fault] | None = None):
+        self.source, self.faults = _Map(path), faults
         try:
             self._read_header()
         except GGUFError:
@@ -329,7 +340,7 @@ class _Shard:
         self.version = self._read_version()
         n_tensors, n_kv = source.number("<Q", "the tensor count"), source.number("<Q", "the key/value count")
         source.spend(n_kv, 13, ENTRY_STEPS, f"{n_kv} key/values")
-        self.kv = KV(source, self._read_values(n_kv))
+        self.kv = KV(source, *self._read_values(n_kv))
         self.n_split, self.no = self._read_split()
         self.alignment = self._read_alignment()
         source.spend(n_tensors, 24, ENTRY_STEPS, f"{n_tensors} tensors")
@@ -363,16 +374,25 @@ class _Shard:
         raise self.source.fail(f"GGUF version {version} is not supported (2 and 3 are): "
                                "update ggraph, or the file is damaged")
 
-    def _read_values(self, n_kv: int) -> dict[str, Value]:
-        source, values = self.source, dict[str, Value]()
+    def _fault(self, tensor: str, what: str) -> None:
+        """Raise, unless faults of single tensors are collected."""
+        if self.faults is None:
+            raise self.source.fail(what)
+        self.faults.append(Fault(tensor, what))
+
+    def _read_values(self, n_kv: int) -> tuple[dict[str, Value], dict[str, tuple[int, int]]]:
+        """The values, and where each begins (with the id of its type) and ends."""
+        source, values, spans = self.source, dict[str, Value](), dict[str, tuple[int, int]]()
         for i in range(n_kv):
             key = source.name(f"key {i}")
             if not key or key in values:
                 raise source.fail(f"key {i} is " + (f"{key!r} for the second time" if key else "empty")
                                   + ": the header is damaged: download it again")
+            start = source.pos
             type_id = source.number("<I", f"the value type of {key!r}")
             values[key] = source.value(type_id, repr(key))
-        return values
+            spans[key] = start, source.pos
+        return values, spans
 
     def _read_split(self) -> tuple[int, int]:
         """(files in the set, place of this one), (1, 0) if it stands alone."""
@@ -390,14 +410,17 @@ class _Shard:
 
     def _read_tensors(self, n_tensors: int) -> dict[str, TensorInfo]:
         source, tensors = self.source, dict[str, TensorInfo]()
+        self.twice: list[TensorInfo] = []
         for i in range(n_tensors):
             tensor = self._read_tensor(i)
             if tensor.name in tensors:
-                raise source.fail(f"two tensors are called {tensor.name!r}: the file is damaged or badly made, "
-                                  "download or convert it again")
-            tensors[tensor.name] = tensor
+                self._fault(tensor.name, f"two tensors are called {tensor.name!r}: the file is damaged or badly made, "
+                                         "download or convert it again")
+                self.twice.append(tensor)
+            else:
+                tensors[tensor.name] = tensor
         start = -(-source.pos // self.alignment) * self.alignment
-        for tensor in tensors.values():
+        for tensor in (*tensors.values(), *self.twice):
             tensor.offset += start
         return tensors
 
@@ -428,24 +451,26 @@ class _Shard:
         sized = [(t.offset, t.nbytes if t.known else 0, t.name) for t in self.tensors.values()]
         for offset, nbytes, name in sized:
             if offset + nbytes > source.size:
-                raise source.fail(f"the file is cut short or its header damaged: tensor {name!r} ends at byte "
+                self._fault(name, f"the file is cut short or its header damaged: tensor {name!r} ends at byte "
                                   f"{offset + nbytes}, the file has {source.size} bytes: download it again")
         sized.sort()
         for (offset, nbytes, name), (next_offset, _, next_name) in pairwise(sized):
             if offset + nbytes > next_offset:
-                raise source.fail(f"tensors {name!r} and {next_name!r} overlap: the header is damaged: download it again")
+                self._fault(next_name, f"tensors {name!r} and {next_name!r} overlap: the header is damaged: download it again")
 
 
 class File:
     """A GGUF file, or a whole split set opened through any of its parts. A context manager.
 
     `kv` and `version`, `alignment` are those of the first part; `tensors` has those of all parts in file order;
-    `size` is the bytes of all parts. Raises GGUFError when anything is missing or malformed.
+    `size` is the bytes of all parts. Raises GGUFError when anything is missing or malformed. With a list for `faults`, what
+    is wrong with single tensors (there twice, cut short, overlapping) goes there instead: of two, the first is in `tensors`
+    and the other in `twice`, and `data` of what is cut short has only the bytes that are there.
     """
 
-    def __init__(self, path: str | os.PathLike[str]):
-        self.path = Path(path)
-        self._shards = [_Shard(self.path)]
+    def __init__(self, path: str | os.PathLike[str], faults: list[Fault] | None = None):
+        self.path, self._faults = Path(path), faults
+        self._shards = [_Shard(self.path, faults)]
         try:
             self._open_set()
             self.tensors = self._join_tensors()
@@ -456,6 +481,7 @@ class File:
         self.kv, self.version, self.alignment = first.kv, first.version, first.alignment
         self.paths = [s.source.path for s in self._shards]
         self.size = sum(s.source.size for s in self._shards)
+        self.twice = [tensor for s in self._shards for tensor in s.twice]
 
     def _open_set(self) -> None:
         """Open the other files of the set of which one is open."""
@@ -475,7 +501,7 @@ class File:
                                      f"into the same folder: {names}")
         for i, path in enumerate(paths):
             if i != opened.no:
-                self._shards.insert(i, _Shard(path))
+                self._shards.insert(i, _Shard(path, self._faults))
         self._check_set(count)
 
     def _check_set(self, count: int) -> None:

@@ -20,7 +20,7 @@ from weakref import WeakSet
 from . import backend, env, gguf
 from .errors import ModelError
 from .hparams import HParams
-from .weights import Weights
+from .weights import Audit, Weights
 
 if TYPE_CHECKING:
     from .chat import ChatTemplate
@@ -151,6 +151,18 @@ class Model:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def audit(file: gguf.File) -> list[gguf.Fault]:
+    """Tensors that are missing, have a wrong shape, or that the file's architecture does not know; `ModelError` if the
+    architecture is unknown or its metadata makes no sense."""
+    arch = find_architecture(file.arch)
+    with sensible(file.path.name):
+        table = Audit(file, arch.hparams(file.kv))
+        arch.weights(table)
+    unknown = {name: f"architecture {file.arch!r} does not know tensor {name!r}" for name in table.leftovers()
+               if name not in table.faults}
+    return [gguf.Fault(name, message) for name, message in (table.faults | unknown).items()]
 
 
 @contextmanager

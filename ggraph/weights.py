@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from . import dtypes
 from .backend import HostBuffer
 from .errors import ModelError
 from .gguf import File
@@ -233,14 +234,32 @@ class Weights(Group):
             tensor.buffer = HostBuffer(info.data)
         return self.leaves[name]
 
-    def check_leftovers(self) -> None:
-        """ModelError if the file holds tensors that nothing declared (next-token-prediction blocks aside)."""
+    def leftovers(self) -> list[str]:
+        """Names of the file's tensors that nothing declared (next-token-prediction blocks aside)."""
         nextn = tuple(f"blk.{il}." for il in range(self.hp.n_layer, self.hp.n_layer + self.hp.n_layer_nextn))
         known = self.leaves.keys() | self.ignored
-        rest = [n for n in self.file.tensors if n not in known and not n.startswith(nextn or ("\0",))]
-        if rest:
+        return [n for n in self.file.tensors if n not in known and not n.startswith(nextn or ("\0",))]
+
+    def check_leftovers(self) -> None:
+        """ModelError if the file holds tensors that nothing declared (next-token-prediction blocks aside)."""
+        if rest := self.leftovers():
             raise ModelError(f"{self.file.path.name} holds {len(rest)} tensors that architecture {self.hp.arch!r} does not know: "
                              + ", ".join(rest[:5]) + (", ..." if len(rest) > 5 else ""))
+
+
+class Audit(Weights):
+    """A table that goes on where a tensor is missing or has another shape, and keeps what was wrong in `faults`, by name."""
+
+    def __init__(self, file: File, hp: HParams):
+        super().__init__(file, hp)
+        self.faults: dict[str, str] = {}
+
+    def required(self, name: str, ne: Sequence[int]) -> Tensor:
+        try:
+            return super().required(name, ne)
+        except ModelError as e:
+            self.faults[name] = str(e)
+            return leaf(dtypes.F32, tuple(ne), name)
 
 
 def trim(ne: Sequence[int]) -> tuple[int, ...]:

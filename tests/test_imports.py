@@ -20,6 +20,7 @@ hub
 dtypes
 quants
 gguf
+writer
 hparams vocab chat
 cparams
 size
@@ -45,7 +46,7 @@ RANK = {name: rank for rank, line in enumerate(LAYERS.split("\n")) for name in l
 OUTSIDE = {
     "backends": {"errors", "env", "dtypes", "quants", "size", "tensor", "ops", "backend"},
     "models": {"errors", "hparams", "tensor", "ops", "weights", "build"},
-    "tools": {"env", "hub"},
+    "tools": {"env", "hub", "dtypes", "quants", "gguf", "writer"},
 }
 TOOL_LIBRARIES = {"click", "llama_cpp", "numpy", "rich"}
 SERVER_LIBRARIES = {"fastapi", "starlette", "uvicorn", "pydantic", "prometheus_client"}        # tools/server/ only

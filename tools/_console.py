@@ -15,7 +15,8 @@ import ggraph
 from ggraph import env
 
 LABELS = {"weights": "loading weights", "kernels": "compiling kernels", "prompt": "reading the prompt", "fetch": "fetching",
-          "bench": "measuring"}
+          "bench": "measuring", "scales": "reading scales",
+          "write": "writing"}
 
 
 class Bars:

@@ -44,11 +44,7 @@ class Plan:
 
     def _allocate(self, arenas: Mapping[Backend, alloc.Arena], watched: Collection[Tensor]) -> bool:
         """Offsets for everything; True if an arena had to grow, which makes other plans invalid."""
-        device = {b: self.backends[-1] if b.host else b for b in self.backends}
-        leaves = [t for i in self.graph.inputs for t in i.tensors]
-        keep = [*self.graph.outputs.values(), *watched]
-        lives = alloc.lifetimes(self.splits, leaves, keep, device)
-        totals = alloc.allocate(lives, watched)
+        lives, totals = place(self.graph, self.splits, self.backends, watched)
         moved = [arenas[b].reserve(n) for b, n in totals.items()]
         for life in lives:
             life.tensor.buffer = arenas[life.device].buffer
@@ -110,6 +106,22 @@ class Plan:
     def write(self, tensor: Tensor, data: np.ndarray) -> None:
         """Replace the contents of a watched node."""
         self.backends[-1].upload(tensor.root.buffer, tensor.root.offset + self._shapes[tensor][8], np.ascontiguousarray(data))
+
+
+def place(graph: Graph, splits: Sequence[Split], backends: Sequence[Backend],
+          watched: Collection[Tensor] = ()) -> tuple[list[alloc.Life], dict[Backend, int]]:
+    """Offsets for everything that is computed; the bytes needed on each device."""
+    device = {b: backends[-1] if b.host else b for b in backends}
+    leaves = [t for i in graph.inputs for t in i.tensors]
+    keep = [*graph.outputs.values(), *watched]
+    lives = alloc.lifetimes(splits, leaves, keep, device)
+    return lives, alloc.allocate(lives, watched)
+
+
+def arena_bytes(graph: Graph, backend: Backend) -> int:
+    """What the arena of a plan of this graph would take, if one backend ran it all."""
+    splits = split(graph, assign(graph, [backend], lambda leaf: None), set())
+    return sum(place(graph, splits, [backend])[1].values())
 
 
 def _visible(node: Tensor) -> bool:
