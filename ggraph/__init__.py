@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ggraph.grammar import Grammar
     from ggraph.hub import HubError
     from ggraph.model import Model
+    from ggraph.observe import Observed
     from ggraph.sampling import Sampler, default_chain
     from ggraph.serve import Done, Embedder, Engine, Failed, Piece, Progress, Request, sampling_defaults
     from ggraph.vocab import Vocab
@@ -72,6 +73,7 @@ __all__ = [
     "ModelDraft",
     "ModelError",
     "NgramDraft",
+    "Observed",
     "Piece",
     "PlacementError",
     "Progress",
@@ -105,6 +107,7 @@ _HOME = {
     "Model": "model",
     "ModelDraft": "generate",
     "NgramDraft": "generate",
+    "Observed": "observe",
     "Piece": "serve",
     "Progress": "serve",
     "Request": "serve",

@@ -35,6 +35,7 @@ memory
 inputs
 build
 schedule
+observe
 shift state debug
 context
 sampling grammar
@@ -47,7 +48,7 @@ OUTSIDE = {
     "models": {"errors", "hparams", "tensor", "ops", "weights", "build"},
     "tools": {"env", "hub"},
 }
-TOOL_LIBRARIES = {"click", "llama_cpp", "numpy", "rich"}
+TOOL_LIBRARIES = {"click", "jinja2", "llama_cpp", "matplotlib", "numpy", "rich"}
 SERVER_LIBRARIES = {"fastapi", "starlette", "uvicorn", "pydantic", "prometheus_client"}        # tools/server/ only
 
 

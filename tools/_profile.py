@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+import ggraph
+
 from ._runners import Ours, Params
 
 PRODUCTS = ("mul_mat", "mul_mat_id")
@@ -36,11 +38,12 @@ def _timed(runner: Ours, n_tokens: int, n_depth: int, repeats: int = 9) -> tuple
             runner.clear()
             if n_depth:
                 runner.evaluate(n_depth)
-        runner.ctx.times = [] if timed else None
+        seen: list[ggraph.Observed] = []
+        runner.ctx.on_step = seen.append if timed else None
         start = time.perf_counter()
         runner.evaluate(n_tokens)
         if timed:
-            samples.append(runner.ctx.times)
+            samples.append([t for step in seen for t in step.times])
         else:
             walls.append(time.perf_counter() - start)
     median = np.median([[t.seconds for t in s] for s in samples], axis=0)
