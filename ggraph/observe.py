@@ -61,6 +61,11 @@ class Observed:
         return {t.name: np.asarray(data).reshape(self.shapes[t].ne[::-1])
                 for source in self.plan.graph.inputs for t, data in zip(source.tensors, source.fill(self.step))}
 
+    def steps(self) -> list[tuple[list[Tensor], Sequence[Tensor], float]]:
+        """(nodes that end, nodes at work, seconds) of each step: a node that several steps work on ends in the last of them."""
+        last = {node: i for i, (nodes, _) in enumerate(self.times) for node in nodes}
+        return [([n for n in nodes if last[n] == i], nodes, seconds) for i, (nodes, seconds) in enumerate(self.times)]
+
     # --- bytes
 
     def nbytes(self, tensor: Tensor) -> int:

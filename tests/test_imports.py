@@ -48,7 +48,7 @@ OUTSIDE = {
     "models": {"errors", "hparams", "tensor", "ops", "weights", "build"},
     "tools": {"env", "hub"},
 }
-TOOL_LIBRARIES = {"click", "jinja2", "llama_cpp", "matplotlib", "numpy", "rich"}
+TOOL_LIBRARIES = {"click", "jinja2", "llama_cpp", "markupsafe", "matplotlib", "numpy", "rich"}
 SERVER_LIBRARIES = {"fastapi", "starlette", "uvicorn", "pydantic", "prometheus_client"}        # tools/server/ only
 
 

@@ -15,7 +15,7 @@ import ggraph
 from ggraph import env
 
 LABELS = {"weights": "loading weights", "kernels": "compiling kernels", "prompt": "reading the prompt", "fetch": "fetching",
-          "bench": "measuring"}
+          "bench": "measuring", "trace": "tracing", "compare": "comparing", "swap": "swapping tensors", "report": "reporting"}
 
 
 class Bars:
