@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ggraph.grammar import Grammar
     from ggraph.hub import HubError
     from ggraph.model import Model, audit
+    from ggraph.observe import Observed
     from ggraph.sampling import Sampler, default_chain
     from ggraph.serve import Done, Embedder, Engine, Failed, Piece, Progress, Request, sampling_defaults
     from ggraph.vocab import Vocab
@@ -74,6 +75,7 @@ __all__ = [
     "MtpDraft",
     "Nextn",
     "NgramDraft",
+    "Observed",
     "Piece",
     "PlacementError",
     "Progress",
@@ -111,6 +113,7 @@ _HOME = {
     "MtpDraft": "generate",
     "Nextn": "generate",
     "NgramDraft": "generate",
+    "Observed": "observe",
     "Piece": "serve",
     "Progress": "serve",
     "Request": "serve",

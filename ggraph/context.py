@@ -32,6 +32,7 @@ from .memory.cache import KVCache
 from .memory.kv import N_PAD
 from .memory.layers import LayerMemory
 from .model import Model, sensible
+from .observe import Observed
 from .ops import MROPE
 from .schedule.alloc import Arena
 from .schedule.plan import Plan, PlanCache, arena_bytes
@@ -98,7 +99,8 @@ class Context:
     `n_ubatch` rows a graph run. `kv_unified`: one pool of cells for all sequences, else n_ctx / n_seq_max for each.
     `type_k`, `type_v`: cache types. `flash_attn`: "auto", "on" or "off". `embeddings` with `pooling` (none, mean, cls,
     last, rank: a reranker's scores): hidden states instead of logits. `rope`: overrides as `cparams.resolve_rope` takes them.
-    `on_node`: a `Hook`.
+    `on_node`: a `Hook`. `on_step`: called with an `Observed` after every graph run, before memory is committed; what it raises
+    takes the step back. It may be set and unset at any time, and makes every step timed.
     `n_rollback`: how many tokens `memory.seq_rm` can take from the end of a sequence where layers are recurrent; each costs
     the memory of a state. `adapters`: as `set_adapters` takes them. `mtp`: run the model's block for next-token prediction in
     place of its layers: every token comes with the hidden state before it (`Batch.add`'s `embd`).
@@ -110,7 +112,8 @@ class Context:
                  n_threads: int | None = None, n_threads_batch: int | None = None, embeddings: bool = False,
                  pooling: str | None = None, rope: Mapping[str, Any] | None = None, swa_full: bool = False,
                  offload_kqv: bool = True, graph_reuse: bool = True, n_rollback: int = 0, mtp: bool = False,
-                 adapters: Sequence[tuple[Adapter, float]] = (), on_node: Hook | None = None, progress: Progress | None = None):
+                 adapters: Sequence[tuple[Adapter, float]] = (), on_node: Hook | None = None,
+                 on_step: Callable[[Observed], object] | None = None, progress: Progress | None = None):
         start = time.perf_counter()
         if on_node is None and env.debug() >= debug.VALUES:
             on_node = Hook(lambda node: True, debug.seen)
@@ -130,7 +133,7 @@ class Context:
         self._busy = threading.RLock()
         self._aborted = False
         self._closed = False
-        self.times: list[NodeTime] | None = None           # give it a list, and every step's time is appended
+        self.on_step = on_step
         self._rows: np.ndarray | None = None
         self._rows_kind = ""
         self._hidden: np.ndarray | None = None
@@ -179,11 +182,11 @@ class Context:
             for step in steps:
                 try:
                     self.memory.apply(step)
-                    plan = self._plan(kind, step)
+                    plan, key, how = self._plan(kind, step)
                     plan.fill(step)
                     if self._aborted:       # between two ubatches
                         raise Aborted("the run was aborted")
-                    self._run(plan, step)
+                    self._run(plan, step, kind, key, how)
                     self._take_rows(plan, step, only=len(steps) == 1)
                 except BaseException as e:
                     self.memory.rollback()
@@ -203,13 +206,18 @@ class Context:
             self.cparams = replace(self.cparams, hidden=True)
             self._followers.append(follower)
 
-    def _run(self, plan: Plan, step: Step) -> None:
-        if self.times is not None or env.debug() < debug.TIMES:
-            plan.run(self._threads(step), self._see, self.times)
+    def _run(self, plan: Plan, step: Step, kind: str, key: tuple[Hashable, ...], how: str) -> None:
+        if self.on_step is None and env.debug() < debug.TIMES:
+            plan.run(self._threads(step), self._see)
             return
         times: list[NodeTime] = []
+        start = time.perf_counter()
         plan.run(self._threads(step), self._see, times)
-        debug.timed(times)
+        seconds = time.perf_counter() - start
+        if env.debug() >= debug.TIMES:
+            debug.timed(times)
+        if self.on_step is not None:
+            self.on_step(Observed(kind, step, plan, key, how, plan.values or {}, times, seconds))
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -268,17 +276,17 @@ class Context:
     def _static_key(self) -> tuple[Hashable, ...]:
         return (self.cparams, self.hook, self.mix.adapters)
 
-    def _plan(self, kind: str, step: Step) -> Plan:
-        """The plan of this step's graph key, at the step's sizes."""
+    def _plan(self, kind: str, step: Step) -> tuple[Plan, tuple[Hashable, ...], str]:
+        """The plan of this step's graph key, at the step's sizes; the key; and whether it was built, resized or reused."""
         key = (kind, *self._static_key(), *(k for k in graph_key(step) if k is not None))
         plan = self.plans.get(key) if self.graph_reuse else None
-        counted = "reused"
+        how = "reused"
         if plan is None:
-            plan, counted = self._build(key, embd=step.ubatch.token is None), "built"
-        if plan.resize(sizes(step, self.memory)) and counted == "reused":
-            counted = "resized"
-        self.perf.plans[counted] += 1
-        return plan
+            plan, how = self._build(key, embd=step.ubatch.token is None), "built"
+        if plan.resize(sizes(step, self.memory)) and how == "reused":
+            how = "resized"
+        self.perf.plans[how] += 1
+        return plan, key, how
 
     def _build(self, key: Hashable, embd: bool) -> Plan:
         plan = self._put(key, self.plan(self.graph(embd)))
@@ -464,7 +472,7 @@ def memory_needed(model: Model, *, n_ctx: int = 0, n_batch: int = 2048, n_ubatch
     hp = model.hparams
     cp = resolve(model, n_ctx=n_ctx or hp.n_ctx_train, n_batch=n_batch, n_ubatch=n_ubatch, n_seq_max=n_seq_max,
                  kv_unified=kv_unified, type_k=type_k, type_v=type_v, flash_attn=flash_attn, n_threads=None,
-                 n_threads_batch=None, embeddings=False, pooling=None, rope=None, swa_full=swa_full, n_rollback=0)
+                 n_threads_batch=None, embeddings=False, pooling=None, rope=None, swa_full=swa_full, n_rollback=0, mtp=False)
     memory = LayerMemory(hp, cp)
     b = Builder(hp, model.weights, cp, memory, Dims.largest(cp, recurrent=memory.rs is not None), False, Mix())
     with sensible(model.path.name):

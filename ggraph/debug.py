@@ -10,6 +10,7 @@ import numpy as np
 
 from . import env
 from .backend import NodeTime
+from .observe import weight_bytes
 from .schedule.plan import Plan
 from .tensor import Tensor
 
@@ -36,7 +37,7 @@ def planned(plan: Plan) -> None:
 def timed(times: Sequence[NodeTime]) -> None:
     """Every step of a run: microseconds, and GB/s where it read weights."""
     for nodes, seconds in times:
-        nbytes = sum(int(s.nbytes) for n in nodes for s in n.src if s is not None and s.op == "none" and n.op == "mul_mat")
+        nbytes = weight_bytes(nodes)
         rate = f" {nbytes / seconds / 1e9:7.1f} GB/s" if nbytes and seconds > 0 else ""
         names = " + ".join(f"{n.op} {n.name}" for n in nodes)
         env.log(f"{1e6 * seconds:10.1f} us  {names}{rate}", TIMES)

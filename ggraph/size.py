@@ -77,9 +77,13 @@ class Size(int):
     __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = __invert__ = _refuse
     __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _refuse
 
+    @property
+    def formula(self) -> str:
+        """The polynomial as it is written: "2*n_tokens+1"."""
+        return "+".join("*".join([str(c)] * (c != 1 or not m) + list(m)) for m, c in self.terms.items()) or "0"
+
     def __repr__(self) -> str:
-        parts = ["*".join([str(c)] * (c != 1 or not m) + list(m)) for m, c in self.terms.items()]
-        return f"{int(self)}={'+'.join(parts) or '0'}"
+        return f"{int(self)}={self.formula}"
 
     __str__ = int.__repr__
 

@@ -36,6 +36,7 @@ memory
 inputs
 build
 schedule
+observe
 shift state debug
 context
 sampling grammar
@@ -48,7 +49,7 @@ OUTSIDE = {
     "models": {"errors", "hparams", "tensor", "ops", "weights", "build"},
     "tools": {"env", "hub", "dtypes", "quants", "gguf", "writer"},
 }
-TOOL_LIBRARIES = {"click", "llama_cpp", "numpy", "rich"}
+TOOL_LIBRARIES = {"click", "jinja2", "llama_cpp", "markupsafe", "matplotlib", "numpy", "rich"}
 SERVER_LIBRARIES = {"fastapi", "starlette", "uvicorn", "pydantic", "prometheus_client"}        # tools/server/ only
 
 

@@ -15,8 +15,8 @@ import ggraph
 from ggraph import env
 
 LABELS = {"weights": "loading weights", "kernels": "compiling kernels", "prompt": "reading the prompt", "fetch": "fetching",
-          "bench": "measuring", "scales": "reading scales",
-          "write": "writing"}
+          "bench": "measuring", "trace": "tracing", "compare": "comparing", "swap": "swapping tensors", "report": "reporting",
+          "scales": "reading scales", "write": "writing"}
 
 
 class Bars:

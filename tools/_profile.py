@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+import ggraph
+
 from ._runners import Ours, Params
 
 PRODUCTS = ("mul_mat", "mul_mat_id")
@@ -27,8 +29,8 @@ def profile(p: Params, n_prompt: int, n_gen: int, n_depth: int) -> str:
     return table(times, wall, n_prompt or 1, ceilings)
 
 
-def _timed(runner: Ours, n_tokens: int, n_depth: int, repeats: int = 9) -> tuple[list[tuple[Any, float]], float]:
-    """(nodes, median seconds) of every step of one run, and the median wall time of runs that were not timed."""
+def _timed(runner: Ours, n_tokens: int, n_depth: int, repeats: int = 9) -> tuple[list[tuple[Any, Any, float]], float]:
+    """(nodes that end, nodes at work, median seconds) of every step, and the median wall time of runs that were not timed."""
     samples: list[Any] = []
     walls: list[float] = []
     for timed in [False, True] * repeats:
@@ -36,22 +38,21 @@ def _timed(runner: Ours, n_tokens: int, n_depth: int, repeats: int = 9) -> tuple
             runner.clear()
             if n_depth:
                 runner.evaluate(n_depth)
-        runner.ctx.times = [] if timed else None
+        seen: list[ggraph.Observed] = []
+        runner.ctx.on_step = seen.append if timed else None
         start = time.perf_counter()
         runner.evaluate(n_tokens)
         if timed:
-            samples.append(runner.ctx.times)
+            samples.append([s for run in seen for s in run.steps()])
         else:
             walls.append(time.perf_counter() - start)
-    median = np.median([[t.seconds for t in s] for s in samples], axis=0)
-    return [(t.nodes, float(m)) for t, m in zip(samples[0], median)], float(np.median(walls))
+    median = np.median([[seconds for _, _, seconds in s] for s in samples], axis=0)
+    return [(ended, every, float(m)) for (ended, every, _), m in zip(samples[0], median)], float(np.median(walls))
 
 
-def table(times: Sequence[tuple[Any, float]], wall: float, n_tokens: int, ceilings: Any) -> str:
+def table(times: Sequence[tuple[Any, Any, float]], wall: float, n_tokens: int, ceilings: Any) -> str:
     rows: dict[str, list[float]] = {}
-    last = {node: i for i, (nodes, _) in enumerate(times) for node in nodes}
-    for i, (every, seconds) in enumerate(times):
-        nodes = [n for n in every if last[n] == i]              # those that this step ends; what comes before is preparation
+    for nodes, every, seconds in times:                         # what comes before a node's last step is preparation
         products = [n for n in nodes if n.op in PRODUCTS]
         ops = _names(n.op for n in nodes) or "before " + every[-1].op
         kind = " " + ",".join(dict.fromkeys(n.src[0].type.name for n in products)) if products else ""
@@ -63,7 +64,7 @@ def table(times: Sequence[tuple[Any, float]], wall: float, n_tokens: int, ceilin
                 weight = product.src[0]
                 row[2] += weight.nbytes
                 row[3] += weight.numel * (1 if "result_output" in nodes[-1].name else n_tokens)
-    native = sum(s for _, s in times)
+    native = sum(s for _, _, s in times)
     lines = [f"{'op':52s} {'steps':>6s} {'ms':>9s} {'share':>6s} {'GB/s':>7s} {'':4s} {'GMAC/s':>8s}"]
     for name, (n, s, nbytes, macs) in sorted(rows.items(), key=lambda kv: -kv[1][1]):
         lines.append(f"{name:52s} {int(n):6d} {1e3 * s:9.3f} {100 * s / native:5.1f}% "
