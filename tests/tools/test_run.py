@@ -20,6 +20,7 @@ from click.testing import CliRunner, Result
 
 import ggraph
 from ggraph import env
+from ggraph.tools._console import Interrupt
 from ggraph.tools._options import unescape
 from ggraph.tools.run import main
 from tests import adapters, nextn, spec, tiny
@@ -403,6 +404,32 @@ def test_ctrl_c_ends_a_completion_in_good_order(file: str) -> None:
         _, err = p.communicate(timeout=20)
     assert p.returncode == 130
     assert b"eval time" in err and b"Traceback" not in err
+
+
+def test_ctrl_c_in_a_prompt_starts_no_further_ubatch(file: str) -> None:
+    ubatches: list[int] = []
+
+    def press(name: str, x: np.ndarray, node: object) -> None:
+        ubatches.append(x.shape[-2])
+        if len(ubatches) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    prompt = list(range(5, 205))
+    sizes: dict[str, Any] = {"n_ctx": 256, "n_batch": 64, "n_ubatch": 16}
+    with ggraph.LLM(file, on_node=ggraph.Hook("l_out-0", press), **sizes) as llm, ggraph.LLM(file, **sizes) as fresh:
+        g = llm.generate(prompt, max_tokens=5, temperature=0.0)
+        with Interrupt(g.stop) as ctrl_c:
+            assert g.read() == ""
+        assert ctrl_c.pressed and g.finish_reason == "cancelled"
+        assert ubatches == [16, 16, 16] and g.timings.prompt_n in (32, 48)
+        again = llm.generate(prompt, max_tokens=5, temperature=0.0)
+        assert again.read() == fresh.generate(prompt, max_tokens=5, temperature=0.0).read()
+        assert again.timings.cache_n == g.timings.prompt_n
+
+
+def test_the_end_of_a_command_searches_no_cycles() -> None:
+    code = "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count() > 1000)); import ggraph.tools.run"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "True\n"
 
 
 def test_a_reader_that_leaves(file: str) -> None:
