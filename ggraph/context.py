@@ -133,6 +133,7 @@ class Context:
         self._busy = threading.RLock()
         self._aborted = False
         self._closed = False
+        self._in_hook = False
         self.on_step = on_step
         self._rows: np.ndarray | None = None
         self._rows_kind = ""
@@ -223,6 +224,9 @@ class Context:
     def _alone(self) -> Iterator[None]:
         if not self._busy.acquire(blocking=False):      # an RLock: what an interrupt left locked, its thread can take again
             raise Error("this Context is in use by another thread; give each thread a Context of its own")
+        if self._in_hook:
+            self._busy.release()
+            raise Error("a hook cannot use the Context that calls it; return STOP, and go on behind `process`")
         try:
             if self._closed:
                 raise Error("this Context is closed, by itself or with its Model; open a new one")
@@ -316,7 +320,11 @@ class Context:
 
     def _see(self, plan: Plan, node: Tensor) -> None:
         assert self.hook is not None
-        answer = self.hook.fn(node.name, plan.array(node), node)
+        self._in_hook = True
+        try:
+            answer = self.hook.fn(node.name, plan.array(node), node)
+        finally:
+            self._in_hook = False
         if answer is STOP:
             raise Aborted(f"a hook stopped the step at {node.name}")
         if answer is not None:
@@ -420,8 +428,11 @@ class Context:
             b.abort()
 
     def close(self) -> None:
-        """Free cache and arena, once another thread's `process` has ended. What comes after is an Error."""
+        """Free cache and arena, once another thread's `process` has ended. What comes after is an Error; so is a close
+        by the Context's own hook."""
         with self._busy:
+            if self._in_hook:
+                raise Error("a hook cannot close the Context that calls it, nor its Model; return STOP, and close behind `process`")
             if self._closed:
                 return
             self._closed = True

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import logging
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +22,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from ggraph import env
 from ggraph.errors import Error
@@ -214,13 +218,31 @@ def _hugging_face(name: str) -> Path:
         from huggingface_hub import hf_hub_download
     except ImportError:
         raise HubError(f"{name} needs huggingface_hub: pip install 'ggraph-runtime[hub]'") from None
+    offline, logger = _offline(), logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.ERROR)          # it would warn of each of its attempts
     try:
-        paths = [hf_hub_download(repo, shard) for shard in _shards(file)]
+        paths = [hf_hub_download(repo, shard, local_files_only=offline is not None) for shard in _shards(file)]
     except Exception as e:   # its errors share no base class across versions
-        reason = (str(e) or type(e).__name__).strip().splitlines()[0]
+        reason = offline or (str(e) or type(e).__name__).strip().splitlines()[0].rstrip(".")
         raise HubError(f"could not fetch {name} ({reason}); check the name, the network and, "
                        "for a gated model, HF_TOKEN") from e
+    finally:
+        logger.setLevel(level)
     return Path(paths[0])
+
+
+def _offline() -> str | None:
+    """Why Hugging Face cannot be reached, where its name leads nowhere and no proxy is set: then only its cache is looked
+    through, since huggingface_hub would try for half a minute."""
+    host = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").hostname
+    if getproxies() or not host:
+        return None
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError as e:
+        return f"no network: {host} is not found, {e.strerror or e}"
+    return None
 
 
 def _shards(file: str) -> list[str]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
 
 from . import backend, env, gguf
-from .errors import ModelError
+from .errors import Error, ModelError
 from .hparams import HParams
 from .weights import Audit, Weights
 
@@ -135,11 +135,15 @@ class Model:
         return self._nextn
 
     def close(self) -> None:
-        """Close the Contexts of this model, free what the backends hold and unmap the file."""
+        """Close the Contexts of this model, free what the backends hold and unmap the file. Error where a hook asks for it."""
         with self._lock:
             self.closed = True
-        for ctx in list(self.contexts):
-            ctx.close()
+        try:
+            for ctx in list(self.contexts):
+                ctx.close()
+        except Error:
+            self.closed = False
+            raise
         for b in self.backends:
             b.close()
         self.backends = []

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import subprocess
 import sys
@@ -160,24 +161,45 @@ def fake_hub(monkeypatch: pytest.MonkeyPatch, download: object) -> None:
 def test_hf_fetches_all_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[str, str]] = []
 
-    def download(repo: str, file: str) -> str:
+    def download(repo: str, file: str, local_files_only: bool) -> str:
         calls.append((repo, file))
         return f"/cache/{file}"
     fake_hub(monkeypatch, download)
+    monkeypatch.setattr(hub, "_offline", lambda: None)
     assert resolve("hf:o/r/q4/m.gguf") == Path("/cache/q4/m.gguf")
     assert resolve("hf:o/r/m-00002-of-00002.gguf") == Path("/cache/m-00001-of-00002.gguf")
     assert calls == [("o/r", "q4/m.gguf"), ("o/r", "m-00001-of-00002.gguf"), ("o/r", "m-00002-of-00002.gguf")]
 
 
 def test_hf_failures_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def download(repo: str, file: str) -> str:
+    def download(repo: str, file: str, local_files_only: bool) -> str:
         raise OSError("404 Client Error.\n\nMany more lines")
     fake_hub(monkeypatch, download)
-    with pytest.raises(HubError, match=r"^could not fetch hf:o/r/m.gguf \(404 Client Error\.\); check [^\n]*$"):
+    monkeypatch.setattr(hub, "_offline", lambda: None)
+    with pytest.raises(HubError, match=r"^could not fetch hf:o/r/m.gguf \(404 Client Error\); check [^\n]*$"):
         resolve("hf:o/r/m.gguf")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(HubError, match=r"pip install 'ggraph-runtime\[hub\]'"):
         resolve("hf:o/r/m.gguf")
+
+
+def test_hf_without_network_is_told_at_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """No attempts, no warnings; what is in its cache is found nevertheless."""
+    def download(repo: str, file: str, local_files_only: bool) -> str:
+        assert local_files_only
+        logging.getLogger("huggingface_hub.utils").warning("Retrying in 1s [Retry 1/5].")
+        if file == "cached.gguf":
+            return "/cache/cached.gguf"
+        raise OSError("An error happened while trying to locate the file")
+    fake_hub(monkeypatch, download)
+    monkeypatch.setenv("HF_ENDPOINT", "https://nowhere.invalid")
+    monkeypatch.setattr(hub, "getproxies", dict)
+    with pytest.raises(HubError, match=r"^could not fetch hf:o/r/m.gguf \(no network: nowhere.invalid is not found, [^\n]*$"):
+        resolve("hf:o/r/m.gguf")
+    assert resolve("hf:o/r/cached.gguf") == Path("/cache/cached.gguf")
+    assert not caplog.records and logging.getLogger("huggingface_hub").level == logging.NOTSET
+    monkeypatch.setattr(hub, "getproxies", lambda: {"https": "http://proxy:3128"})
+    assert hub._offline() is None           # a proxy may know names that this machine does not
 
 
 @pytest.mark.net
