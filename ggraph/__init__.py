@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggraph.errors import (
     Aborted,
+    ArgumentError,
     BackendError,
     BatchError,
     ContextFull,
@@ -51,6 +52,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Aborted",
     "Adapter",
+    "ArgumentError",
     "BackendError",
     "Batch",
     "BatchError",

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, groupby, takewhile
-from operator import index
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .errors import BatchError
+from .errors import ArgumentError, BatchError, integer
 
 N_AXES = 4              # position axes of a multi-axis (M-RoPE) model
 POS_MAX = 2**31 - 2     # positions and the one after them fit int32
@@ -49,7 +48,7 @@ class Batch:
         if (embd is None) != (not self._embd) and len(self):
             raise BatchError("a batch holds tokens or embeddings, not both; use a second batch")
         row = self._row(pos, seq_id)
-        self._token.append(index(token))
+        self._token.append(integer("token", token))
         if embd is not None:
             self._embd.append(embd)
         self._append(*row, output)
@@ -59,7 +58,10 @@ class Batch:
         """Like `add`, with a vector float32 [n_embd] in place of the token."""
         if self._token:
             raise BatchError("a batch holds tokens or embeddings, not both; use a second batch")
-        x = np.array(vector, np.float32)
+        try:
+            x = np.array(vector, np.float32)
+        except (TypeError, ValueError):
+            raise ArgumentError(f"embedding {len(self)} is not a vector of numbers") from None
         if x.ndim != 1 or (self._embd and x.shape != self._embd[0].shape):
             want = f"[{len(self._embd[0])}]" if self._embd else "[n_embd]"
             raise BatchError(f"embedding {len(self)} has shape {list(x.shape)}, expected {want}")
@@ -68,12 +70,13 @@ class Batch:
         self._append(*row, output)
 
     def _row(self, pos: Any, seq_id: Any) -> tuple[int | tuple[int, ...] | None, Seqs]:
-        seqs = tuple(sorted({index(s) for s in seq_id})) if isinstance(seq_id, Iterable) else (index(seq_id),)
+        ids = seq_id if isinstance(seq_id, Iterable) else (seq_id,)
+        seqs = tuple(sorted({integer("seq_id", s) for s in ids}))
         if not seqs:
             raise BatchError(f"token {len(self)} belongs to no sequence")
         if not isinstance(pos, Iterable):
-            return None if pos is None else index(pos), seqs
-        axes = tuple(index(p) for p in pos)
+            return None if pos is None else integer("pos", pos), seqs
+        axes = tuple(integer("pos", p) for p in pos)
         if len(axes) != N_AXES:
             raise BatchError(f"token {len(self)} has {len(axes)} positions; give one, or {N_AXES} to a multi-axis model")
         return axes, seqs

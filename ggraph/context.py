@@ -23,7 +23,7 @@ from .backend import Backend, NodeTime, Progress, open_backend
 from .batch import Batch, Ubatch, validate
 from .build import Builder, Dims
 from .cparams import POOLING, CParams, resolve_rope
-from .errors import Aborted, BatchError, ContextFull, Error, PlacementError
+from .errors import Aborted, BatchError, ContextFull, Error, PlacementError, expect, integer
 from .graph import Graph
 from .hparams import HParams
 from .inputs import Given, graph_key, sizes
@@ -115,6 +115,9 @@ class Context:
                  adapters: Sequence[tuple[Adapter, float]] = (), on_node: Hook | None = None,
                  on_step: Callable[[Observed], object] | None = None, progress: Progress | None = None):
         start = time.perf_counter()
+        expect("model", model, Model, "a Model; open a file with Model(path)")
+        if on_node is not None:
+            expect("on_node", on_node, Hook, "a Hook")
         if on_node is None and env.debug() >= debug.VALUES:
             on_node = Hook(lambda node: True, debug.seen)
         self.model, self.hook, self.graph_reuse = model, on_node, graph_reuse
@@ -237,6 +240,7 @@ class Context:
     def _validate(self, kind: str, batch: Batch) -> Ubatch:
         if kind not in ("decode", "encode"):
             raise BatchError(f"a batch is processed as 'decode' or 'encode', not {kind!r}")
+        expect("batch", batch, Batch, "a Batch")
         if len(batch) > self.cparams.n_batch:
             raise BatchError(f"the batch has {len(batch)} tokens, n_batch is {self.cparams.n_batch}; split it or raise n_batch")
         hp = self.hparams
@@ -501,7 +505,7 @@ def resolve(model: Model, *, n_ctx: int, n_batch: int, n_ubatch: int, n_seq_max:
     for name, value in {"n_ctx": n_ctx, "n_batch": n_batch, "n_ubatch": n_ubatch, "n_seq_max": n_seq_max,
                         "n_rollback": n_rollback}.items():
         least = 0 if name in ("n_ctx", "n_rollback") else 1
-        if value < least:
+        if integer(name, value) < least:
             raise Error(f"{name} is {value}; it must be at least {least}")
     try:
         k, v = dtypes.parse(type_k), dtypes.parse(type_v)
@@ -514,7 +518,7 @@ def resolve(model: Model, *, n_ctx: int, n_batch: int, n_ubatch: int, n_seq_max:
         raise Error(f"flash_attn is {flash_attn!r}; it must be 'auto', 'on' or 'off'")
     threads = n_threads or os.cpu_count() or 1
     for name, n in (("n_threads", threads), ("n_threads_batch", n_threads_batch or threads)):
-        if not 1 <= n <= MAX_THREADS:
+        if not 1 <= integer(name, n) <= MAX_THREADS:
             raise Error(f"{name} is {n}; it must be 1 to {MAX_THREADS}")
     n_ctx = n_ctx_seq if kv_unified else n_ctx_seq * n_seq_max
     n_batch = min(n_batch, n_ctx) if hp.causal else n_batch

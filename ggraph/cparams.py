@@ -7,10 +7,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from .dtypes import DType
-from .errors import Error
+from .errors import Error, expect
 from .hparams import HParams
 
 POOLING = ("none", "mean", "cls", "last", "rank")        # llama.cpp's enum order
@@ -65,7 +66,11 @@ def resolve_rope(hp: HParams, options: Mapping[str, Any] | None) -> Rope:
     Negative or missing values mean: as the file says. The attention factor is divided by the one that the rope op itself
     applies where YaRN is on, so that the file's meaning stays.
     """
+    expect("rope", options or {}, Mapping, "a mapping of options")
     o = dict(options or {})
+    for name, value in o.items():
+        if name != "scaling" and value is not None:
+            expect(f"rope option {name}", value, Real, "a number")
     if unknown := set(o) - set(ROPE_OPTIONS):
         raise Error(f"unknown rope option {sorted(unknown)[0]!r}; known ones: {', '.join(ROPE_OPTIONS)}")
     scaling = o.get("scaling") or hp.rope_scaling

@@ -80,5 +80,5 @@ def parse(name: str | DType) -> DType:
         return name
     try:
         return TYPES[name.upper()]
-    except KeyError:
+    except (KeyError, AttributeError):
         raise ValueError(f"unknown type {name!r}; known types: {', '.join(TYPES)}") from None

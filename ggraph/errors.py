@@ -1,8 +1,19 @@
 """Typed errors: everything that ggraph raises on purpose derives from `Error` and says what to do."""
 
 
+from __future__ import annotations
+
+from operator import index
+from reprlib import repr as short
+from typing import Any
+
+
 class Error(Exception):
     """Base class of all errors that ggraph raises on purpose."""
+
+
+class ArgumentError(Error, TypeError):
+    """An argument is of a type that the function does not take."""
 
 
 class GGUFError(Error):
@@ -55,3 +66,17 @@ class GrammarError(Error):
 
 class BackendError(Error):
     """A backend cannot be opened, or a kernel reported a failure."""
+
+
+def integer(what: str, value: Any) -> int:
+    """`value` as an int. `ArgumentError`, which names `what`, unless it is one (of NumPy's, too; a float is none)."""
+    try:
+        return index(value)
+    except TypeError:
+        raise ArgumentError(f"{what} is {short(value)}; it must be an integer") from None
+
+
+def expect(what: str, value: Any, kind: type | tuple[type, ...], wanted: str) -> None:
+    """`ArgumentError`, which says what `wanted` is, unless `value` is an instance of `kind`."""
+    if not isinstance(value, kind):
+        raise ArgumentError(f"{what} is {short(value)}; it must be {wanted}")

@@ -3,7 +3,7 @@ removed, saved, shifted or refused leaves the state that a recompute would give.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -319,10 +319,15 @@ def test_two_threads_at_once_raise_and_an_abort_leaves_a_usable_context(models: 
 def test_a_hook_cannot_use_or_close_its_own_context(tmp_path: Path, what: str) -> None:
     """It is told so; what it does not catch ends the step, and Context and Model can be used and closed afterwards."""
     model = ggraph.Model(spec.write(spec.specs()["llama-dense-b"], tmp_path / "m.gguf"))
-    calls = {"context": lambda: ctx.close(), "model": model.close, "process": lambda: feed(ctx, [(2, 0)]),
-             "state": lambda: ctx.state_save(tmp_path / "state")}
-    once = [calls[what]]
-    ctx = context(model, on_node=ggraph.Hook("l_out-0", lambda *seen: once.pop()() if once else None))
+    todo = [what]
+
+    def misuse(*seen: object) -> None:
+        calls: dict[str, Callable[[], object]] = {
+            "context": ctx.close, "model": model.close, "process": lambda: feed(ctx, [(2, 0)]),
+            "state": lambda: ctx.state_save(tmp_path / "state")}
+        if todo:
+            calls[todo.pop()]()
+    ctx: ggraph.Context = context(model, on_node=ggraph.Hook("l_out-0", misuse))
     with pytest.raises(ggraph.Error, match="a hook cannot (close|use) the Context that calls it"):
         feed(ctx, [(1, 0)])
     assert ctx.memory.seq_pos_max(0) == -1 and np.isfinite(feed(ctx, [(1, 0)])).all()

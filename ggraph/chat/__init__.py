@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from ggraph.errors import TemplateError
+from ggraph.errors import TemplateError, expect
 
 Message = Mapping[str, Any]
 
@@ -41,6 +41,7 @@ class ChatTemplate:
         Tool-call arguments may be JSON text, as clients send them. Errors: `TemplateError` where the template refuses
         the conversation (with its own words), fails, or does something forbidden, and for arguments that are no JSON.
         """
+        expect("messages", messages, Sequence, "a list of messages")
         fitted = [self._fit(i, message) for i, message in enumerate(messages)]
         return self._render(fitted, tools or None, add_generation_prompt, kwargs)
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from .. import env
 from ..batch import Batch
 from ..context import Context
-from ..errors import ContextFull, Error, TemplateError
+from ..errors import ContextFull, Error, TemplateError, expect, integer
 from ..model import Model
 from ..sampling import DEFAULTS, Grammar, Sampler, default_chain
 from .generation import Generation
@@ -75,13 +75,19 @@ class LLM:
         for it) or a smaller model of the same vocabulary. The text stays the same. A model with recurrent layers needs a Context
         with `n_rollback` for it. `n_branch`: so many different guesses at once, each in a sequence of its own (n_seq_max).
         """
-        ids = self.vocab.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        if not 1 <= n_branch <= self.ctx.n_seq_max:
+        ids = self._ids("prompt", prompt)
+        if not 1 <= integer("n_branch", n_branch) <= self.ctx.n_seq_max:
             raise Error(f"n_branch is {n_branch}; the context has {self.ctx.n_seq_max} sequences for branches (n_seq_max)")
         return Generation(self._history, self.vocab, ids, sampler or self.sampler(**sampling), max_tokens=max_tokens,
                           stop=stop, logprobs=logprobs, special=special, context_shift=context_shift, n_keep=n_keep,
                           progress=progress, drafter=self._drafter(draft, n_draft), n_draft=n_draft,
                           spare=range(1, n_branch))
+
+    def _ids(self, what: str, text: str | Sequence[int]) -> list[int]:
+        if isinstance(text, str):
+            return self.vocab.encode(text)
+        expect(what, text, Iterable, "a text or token ids")
+        return [integer(f"a token of the {what}", i) for i in text]
 
     def _drafter(self, draft: str | Drafter | Model | LLM | None, n_draft: int) -> Drafter | None:
         if draft is None or n_draft < 1:
@@ -149,7 +155,7 @@ class LLM:
 
         Logits of one ubatch exist at a time. `ContextFull` if the text is longer than the context.
         """
-        ids = self.vocab.encode(text) if isinstance(text, str) else list(text)
+        ids = self._ids("text", text)
         if len(ids) > self._history.n_ctx:
             raise ContextFull(f"the text has {len(ids)} tokens, the context holds {self._history.n_ctx}; raise n_ctx")
         self._history.clear()
@@ -168,7 +174,7 @@ class LLM:
 
         `pooling` ("mean", "cls", "last"): the model's own if it names one, else "mean". `ContextFull` if a text is too long.
         """
-        if isinstance(texts, str) or pooling == "none":
+        if isinstance(texts, str) or not isinstance(texts, Sequence) or pooling == "none":
             raise Error("embed takes a list of texts and makes one vector of each; pooling cannot be 'none'")
         ctx = self._embedder(pooling)
         out = np.zeros((len(texts), self.model.hparams.n_embd), np.float32)

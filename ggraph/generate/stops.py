@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ..errors import expect
+
 
 class Stops:
     """`found` is the stop string that ended the text, None while there is none. Empty stop strings are left out.
@@ -16,6 +18,9 @@ class Stops:
     """
 
     def __init__(self, words: Iterable[str] = ()):
+        expect("stop", words, Iterable, "a text or texts")
+        for word in words:
+            expect("a stop string", word, str, "a text")
         self.words = tuple(w for w in words if w)
         self.found: str | None = None
         self._held = ""

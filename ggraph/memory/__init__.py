@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..batch import Splitter, Ubatch, split_equal, split_simple
-from ..errors import BatchError, ContextFull, Error
+from ..errors import BatchError, ContextFull, Error, integer
 from .state import State
 
 
@@ -198,5 +198,5 @@ class Memory:
 
     def _known(self, *seqs: int | None) -> None:
         for s in seqs:
-            if s is not None and not 0 <= s < self.n_seq_max:
+            if s is not None and not 0 <= integer("a sequence", s) < self.n_seq_max:
                 raise BatchError(f"there is no sequence {s}; this context has 0 to {self.n_seq_max - 1} (n_seq_max)")

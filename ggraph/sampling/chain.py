@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ggraph.errors import SamplerError
+from ggraph.errors import ArgumentError, SamplerError, expect, integer
 from ggraph.sampling.candidates import F32, NEG_INF, Candidates, f32
 from ggraph.sampling.dry import Tails, Vocabulary, breaker_table
 from ggraph.sampling.samplers import WORDS, Word
@@ -84,7 +84,8 @@ class Sampler:
         grammar: Grammar | None = None,
         dry_breakers: tuple[str, ...] = ("\n", ":", '"', "*"),
     ):
-        if n_vocab < 1:
+        expect("chain", chain, str, "words joined by \";\"")
+        if integer("n_vocab", n_vocab) < 1:
             raise SamplerError(f"n_vocab is {n_vocab}; it must be at least 1")
         self.chain = chain
         self.n_vocab = n_vocab
@@ -105,7 +106,10 @@ class Sampler:
 
         SamplerError: a row of another shape, NaN or inf in it, no token left to choose.
         """
-        row = np.asarray(logits, f32)
+        try:
+            row = np.asarray(logits, f32)
+        except (TypeError, ValueError):
+            raise ArgumentError("the row of logits is not a row of numbers") from None
         if row.shape != (self.n_vocab,):
             raise SamplerError(f"the row of logits has shape {row.shape}; this sampler takes ({self.n_vocab},)")
         token = self._run(row)
@@ -123,7 +127,7 @@ class Sampler:
 
     def accept(self, token: int, generated: bool = True) -> None:
         """The token has joined the text. A grammar is told only of generated tokens, not of a prompt's."""
-        if not 0 <= token < self.n_vocab:
+        if not 0 <= integer("token", token) < self.n_vocab:
             raise SamplerError(f"token {token} is not in 0..{self.n_vocab - 1}")
         for step in self._steps:
             if step.state is not None:

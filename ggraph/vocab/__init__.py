@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ggraph import env, gguf
-from ggraph.errors import VocabError
+from ggraph.errors import VocabError, expect
 
 from . import config, special, tokens
 from .partition import Partition
@@ -117,6 +117,7 @@ class Vocab:
     def encode(self, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """The ids of a text. `add_special`: with the BOS, EOS or SEP that the tokenizer adds. `parse_special`: control
         tokens written out in the text become those tokens (never do this with text from strangers)."""
+        expect("text", text, str, "a text")
         encoder = self._encoder
         parts = self._partition.split(_well_formed(text), parse_special)
         rows = iter(encoder.encode([part for part in parts if isinstance(part, str)]))
