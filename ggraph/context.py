@@ -499,7 +499,7 @@ def memory_needed(model: Model, *, n_ctx: int = 0, n_batch: int = 2048, n_ubatch
 
 def resolve(model: Model, *, n_ctx: int, n_batch: int, n_ubatch: int, n_seq_max: int, kv_unified: bool, type_k: str, type_v: str,
             flash_attn: str | bool, n_threads: int | None, n_threads_batch: int | None, embeddings: bool, pooling: str | None,
-            rope: Mapping[str, Any] | None, swa_full: bool, n_rollback: int, mtp: bool) -> CParams:
+            rope: Mapping[str, Any] | None, swa_full: bool, n_rollback: int, mtp: bool = False) -> CParams:
     """Check the arguments of a Context and fill in what they leave open."""
     hp = model.hparams
     for name, value in {"n_ctx": n_ctx, "n_batch": n_batch, "n_ubatch": n_ubatch, "n_seq_max": n_seq_max,

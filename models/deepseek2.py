@@ -9,7 +9,8 @@ from ggraph.build import Builder
 from ggraph.build.moe import SIGMOID, SOFTMAX
 from ggraph.hparams import HParams
 from ggraph.ops import NORMAL
-from ggraph.weights import Weights
+from ggraph.tensor import Tensor
+from ggraph.weights import Group, Weights
 
 N_VOCAB_KANANA, N_VOCAB_GLM = 128256, 154880
 
@@ -28,16 +29,23 @@ def hparams(kv: Mapping[str, Any]) -> HParams:
 
 
 def weights(t: Weights) -> None:
-    hp = t.hp
     t.embeddings()
     for il, w in t.layers():
-        w.norm("attn_norm", "ffn_norm")
-        w.mla(il)
-        if il < hp.n_layer_dense_lead:
-            w.ffn(il)
-        else:
-            w.experts(il)
-            w.ffn(il, n_ff=hp.n_ff_exp[il] * hp.n_expert_shared, suffix="_shexp")
+        layer_weights(t.hp, il, w)
+
+
+def nextn_weights(t: Weights) -> None:
+    layer_weights(t.hp, *t.nextn())
+
+
+def layer_weights(hp: HParams, il: int, w: Group) -> None:
+    w.norm("attn_norm", "ffn_norm")
+    w.mla(il)
+    if il < hp.n_layer_dense_lead:
+        w.ffn(il)
+    else:
+        w.experts(il)
+        w.ffn(il, n_ff=hp.n_ff_exp[il] * hp.n_expert_shared, suffix="_shexp")
 
 
 def kq_scale(b: Builder) -> float:
@@ -49,19 +57,27 @@ def kq_scale(b: Builder) -> float:
 
 
 def graph(b: Builder) -> None:
-    hp, scale = b.hp, kq_scale(b)
     x = b.inp_embd()
     for il, w in b.layers():
-        y = b.norm(x, w.attn_norm, "attn_norm", il)
-        y = b.mla(w, y, il, scale)
-        y, x = b.out_ids(il, y, x)
-        x = b.residual(x, y, "ffn_inp", il)
-        y = b.norm(x, w.ffn_norm, "ffn_norm", il)
-        if il < hp.n_layer_dense_lead:
-            y = b.ffn(w, y, il)
-        else:
-            moe = b.moe(w, y, il, gating=hp.expert_gating_func, norm_w=hp.expert_weights_norm,
-                        w_scale=hp.expert_weights_scale)
-            y = b.add(moe, b.ffn(w, y, il, suffix="_shexp"), "ffn_out", il)
-        x = b.layer_out(b.residual(x, y, "ffn_out", il), il)
+        x = layer(b, w, x, il)
     b.finish(x)
+
+
+def nextn_graph(b: Builder) -> None:
+    b.nextn(layer)
+
+
+def layer(b: Builder, w: Group, x: Tensor, il: int) -> Tensor:
+    hp = b.hp
+    y = b.norm(x, w.attn_norm, "attn_norm", il)
+    y = b.mla(w, y, il, kq_scale(b))
+    y, x = b.out_ids(il, y, x)
+    x = b.residual(x, y, "ffn_inp", il)
+    y = b.norm(x, w.ffn_norm, "ffn_norm", il)
+    if il < hp.n_layer_dense_lead:
+        y = b.ffn(w, y, il)
+    else:
+        moe = b.moe(w, y, il, gating=hp.expert_gating_func, norm_w=hp.expert_weights_norm,
+                    w_scale=hp.expert_weights_scale)
+        y = b.add(moe, b.ffn(w, y, il, suffix="_shexp"), "ffn_out", il)
+    return b.layer_out(b.residual(x, y, "ffn_out", il), il)

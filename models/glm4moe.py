@@ -21,15 +21,14 @@ def hparams(kv: Mapping[str, Any]) -> HParams:
 def weights(t: Weights) -> None:
     t.embeddings()
     for il, w in t.layers():
-        layer_weights(t.hp, w, il)
+        layer_weights(t.hp, il, w)
 
 
 def nextn_weights(t: Weights) -> None:
-    il, w = t.nextn()
-    layer_weights(t.hp, w, il)
+    layer_weights(t.hp, *t.nextn())
 
 
-def layer_weights(hp: HParams, w: Group, il: int) -> None:
+def layer_weights(hp: HParams, il: int, w: Group) -> None:
     w.norm("attn_norm", "post_attention_norm")
     w.norm("attn_q_norm", "attn_k_norm", n=hp.n_embd_head_k, optional=True)
     w.qkv(il)

@@ -8,7 +8,8 @@ from ggraph.build import Builder
 from ggraph.build.moe import SIGMOID
 from ggraph.hparams import HParams
 from ggraph.ops import NEOX
-from ggraph.weights import Weights
+from ggraph.tensor import Tensor
+from ggraph.weights import Group, Weights
 
 
 def hparams(kv: Mapping[str, Any]) -> HParams:
@@ -17,37 +18,52 @@ def hparams(kv: Mapping[str, Any]) -> HParams:
 
 
 def weights(t: Weights) -> None:
-    hp = t.hp
     t.embeddings()
     for il, w in t.layers():
-        w.norm("attn_norm", "ffn_norm")
-        w.norm("attn_q_norm", "attn_k_norm", n=hp.n_embd_head_k)
-        w.qkv(il)
-        w.attn_out(il)
-        if w("ffn_gate_inp", hp.n_embd, hp.n_expert, optional=True) is None:
-            w.ffn(il)
-            continue
-        w.unused(*(f"ffn_{name}.weight" for name in ("gate", "up", "down")))
-        w.experts(il, n_ff=hp.n_ff_expert(il), probs_suffix="")
-        w.ffn(il, n_ff=hp.n_ff_shexp or hp.n_ff_expert(il), suffix="_shexp")
+        layer_weights(t.hp, il, w)
+
+
+def nextn_weights(t: Weights) -> None:
+    layer_weights(t.hp, *t.nextn())
+
+
+def layer_weights(hp: HParams, il: int, w: Group) -> None:
+    w.norm("attn_norm", "ffn_norm")
+    w.norm("attn_q_norm", "attn_k_norm", n=hp.n_embd_head_k)
+    w.qkv(il)
+    w.attn_out(il)
+    if w("ffn_gate_inp", hp.n_embd, hp.n_expert, optional=True) is None:
+        w.ffn(il)
+        return
+    w.unused(*(f"ffn_{name}.weight" for name in ("gate", "up", "down")))
+    w.experts(il, n_ff=hp.n_ff_expert(il), probs_suffix="")
+    w.ffn(il, n_ff=hp.n_ff_shexp or hp.n_ff_expert(il), suffix="_shexp")
 
 
 def graph(b: Builder) -> None:
-    hp = b.hp
     x = b.inp_embd()
     for il, w in b.layers():
-        y = b.norm(x, w.attn_norm, "attn_norm", il)
-        q, k, v = b.qkv(w, y, il)
-        q, k = b.qk_norm(w, q, k, il)
-        y = b.attn(w.attn_output, b.rope(q, il), b.rope(k, il), v, il)
-        y, x = b.out_ids(il, y, x)
-        x = b.residual(x, y, "ffn_inp", il)
-        y = b.norm(x, w.ffn_norm, "ffn_norm", il)
-        if w.ffn_gate_inp is None:
-            y = b.ffn(w, y, il)
-        else:
-            moe = b.moe(w, y, il, gating=hp.expert_gating_func, norm_w=hp.expert_weights_norm,
-                        w_scale=hp.expert_weights_scale)
-            y = b.add(moe, b.ffn(w, y, il, suffix="_shexp"), "ffn_out", il)
-        x = b.layer_out(b.residual(x, y, "ffn_out", il), il)
+        x = layer(b, w, x, il)
     b.finish(x)
+
+
+def nextn_graph(b: Builder) -> None:
+    b.nextn(layer)
+
+
+def layer(b: Builder, w: Group, x: Tensor, il: int) -> Tensor:
+    hp = b.hp
+    y = b.norm(x, w.attn_norm, "attn_norm", il)
+    q, k, v = b.qkv(w, y, il)
+    q, k = b.qk_norm(w, q, k, il)
+    y = b.attn(w.attn_output, b.rope(q, il), b.rope(k, il), v, il)
+    y, x = b.out_ids(il, y, x)
+    x = b.residual(x, y, "ffn_inp", il)
+    y = b.norm(x, w.ffn_norm, "ffn_norm", il)
+    if w.ffn_gate_inp is None:
+        y = b.ffn(w, y, il)
+    else:
+        moe = b.moe(w, y, il, gating=hp.expert_gating_func, norm_w=hp.expert_weights_norm,
+                    w_scale=hp.expert_weights_scale)
+        y = b.add(moe, b.ffn(w, y, il, suffix="_shexp"), "ffn_out", il)
+    return b.layer_out(b.residual(x, y, "ffn_out", il), il)

@@ -1,7 +1,7 @@
 """minimax-m3: MiniMax M3; experts beside a shared one with gpt-oss's activation, Q and K normed per head, partial rotation.
 
-Attention is dense, as llama.cpp's is without flash attention: the selection of blocks by an indexer (MSA) is not built, and
-its tensors are not read. The two differ once a sequence is longer than `indexer.top_k * indexer.block_size` tokens.
+Attention is dense, as llama.cpp's is without flash attention: the selection of blocks by an indexer (MSA) is not built, and its
+tensors are not read. Where the two can differ, a context that asks for flash attention is refused.
 """
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ggraph.build import Builder
+from ggraph.errors import ModelError
 from ggraph.hparams import HParams
 from ggraph.ops import NEOX
 from ggraph.weights import Weights
@@ -34,7 +35,16 @@ def weights(t: Weights) -> None:
             w.unused(*(f"indexer.{name}.weight" for name in ("q_proj", "k_proj", "q_norm", "k_norm")))
 
 
+def check_blocks(b: Builder) -> None:
+    """Up to so many tokens the choice of blocks leaves none out."""
+    n = int(b.hp.keys.number("attention.indexer.top_k")) * int(b.hp.keys.number("attention.indexer.block_size"))
+    if b.cp.flash_attn and b.cp.n_ctx_seq > n:
+        raise ModelError(f"{b.hp.arch} chooses blocks to attend to beyond {n} tokens, which is not supported: give an n_ctx of at "
+                         f"most {n} for each sequence, or flash_attn=\"off\" to attend to all blocks")
+
+
 def graph(b: Builder) -> None:
+    check_blocks(b)
     hp = b.hp
     x = b.inp_embd()
     for il, w in b.layers():

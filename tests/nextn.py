@@ -11,7 +11,7 @@ import numpy as np
 
 from tests import spec, tiny
 
-NAMES = ("qwen35-dense-b", "qwen35moe-moe", "qwen3next-moe", "glm4moe-moe")
+NAMES = ("qwen35-dense-b", "qwen35moe-moe", "qwen3next-moe", "glm4moe-moe", "hy_v3-moe", "deepseek2-moe")
 N_PROMPT, N_DRAFT = 20, 3
 
 
