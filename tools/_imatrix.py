@@ -23,7 +23,8 @@ OLD_CHUNK = 512                 # tokens of a call, which the old form does not 
 
 @dataclass
 class Entry:
-    """`sums` float32 [n_matrices, n_per_row]; `counts` float32 [n_matrices]. One matrix, or one for each expert."""
+    """`sums` float32 [n, n_per_row]; `counts` float32 [n]. n is 1, or the number of experts; where a matrix has a third axis
+    that is not experts (one matrix a head), a row holds all of them."""
     sums: npt.NDArray[np.float32]
     counts: npt.NDArray[np.float32]
 
