@@ -2,6 +2,7 @@
 """Quantize the same numbers with ggraph and with llama.cpp: are the bytes the same, and whose weights are nearer?
 
     python bench/quantize_peer.py [--lib FOLDER] [--model smollm2] [--rows 64] [TYPE ...]
+    python bench/quantize_peer.py --whole F16.gguf [MIX ...]   whole files: bytes, types, key/values, time
     python bench/quantize_peer.py --limits              write what tests/quants/test_quantize.py holds to
     python bench/quantize_peer.py --mixes               ask llama.cpp which type each tensor has in each mix, for the models
                                                         of tests/tools/mixes.py; writes tests/golden/mixes.json
@@ -16,6 +17,7 @@ import ctypes
 import hashlib
 import importlib.util
 import json
+import os
 import re
 import sys
 import tempfile
@@ -142,6 +144,30 @@ class Asked:
         return found
 
 
+def whole(path: Path, names: list[str]) -> None:
+    """Quantize a file of F16 or F32 with both: which tensors and key/values are the same, and how long it took."""
+    from ggraph.tools import _mixes
+    from ggraph.tools.quantize import quantize
+    lib = Asked().lib
+    with tempfile.TemporaryDirectory() as folder:
+        mine, peer = (Path(folder) / name for name in ("mine.gguf", "peer.gguf"))
+        for name in names:
+            params = lib.llama_model_quantize_default_params()
+            params.ftype, params.nthread = _mixes.mix(name).id, os.cpu_count()
+            start = time.perf_counter()
+            if lib.llama_model_quantize(str(path).encode(), str(peer).encode(), ctypes.byref(params)):
+                raise SystemExit(f"llama.cpp cannot make {name} of {path}")
+            middle = time.perf_counter()
+            quantize(path, mine, name)
+            end = time.perf_counter()
+            with gguf.File(mine) as a, gguf.File(peer) as b:
+                same = sum(np.array_equal(t.data, b.tensors[key].data) for key, t in a.tensors.items())
+                types = all(t.type == b.tensors[key].type for key, t in a.tensors.items())
+                keys = a.kv.keys() == b.kv.keys() and all(a.kv.raw(key) == b.kv.raw(key) for key in a.kv)
+            print(f"{name}: {same} of {len(a.tensors)} tensors equal, types equal {types}, key/values equal {keys}, "
+                  f"llama.cpp {middle - start:.1f} s, ggraph {end - middle:.1f} s", flush=True)
+
+
 def hollow(outline: Any, path: Path) -> None:
     """A file with the header of a model, and a hole where its numbers would be."""
     kv = {key: writer.encode(kind, value) for key, kind, value in outline.kv}
@@ -180,7 +206,11 @@ def main() -> None:
     args.add_argument("--rows", type=int, default=64)
     args.add_argument("--mixes", action="store_true")
     args.add_argument("--limits", action="store_true")
+    args.add_argument("--whole", metavar="FILE")
     o = args.parse_args()
+    if o.whole:
+        whole(Path(o.whole), o.types or ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ2_0", "BF16", "Q4_K_M"])
+        return
     if o.mixes:
         ask_mixes(ROOT / "tests/golden/mixes.json")
         return
