@@ -92,7 +92,8 @@ class Row:
 
 @dataclass
 class Result:
-    """`types`: bytes by type in the new file. `without_importance`: tensors that a matrix was given for but not found in it."""
+    """`types`: bytes by type in the new file. `without_importance`: tensors that are not in the importance matrix, or that need
+    one in a dry run without."""
     paths: list[str]
     mix: str
     rows: list[Row]
@@ -120,9 +121,9 @@ class Job:
 
 
 def plan(file: gguf.File, mix: str, wishes: _mixes.Wishes | None = None, matrix: _imatrix.Matrix | None = None,
-         allow_requantize: bool = False) -> Job:
+         allow_requantize: bool = False, dry_run: bool = False) -> Job:
     """What `quantize` would do. `ggraph.Error` if it cannot: a type needs importance that is not there, or requantizing that was
-    not allowed."""
+    not allowed. `dry_run`: say it all the same."""
     chosen = _mixes.mix(mix)
     types = _mixes.choose(chosen, list(file.tensors.values()), _mixes.Sizes.read(file.kv), wishes, importance=matrix is not None)
     job = Job(file, chosen, types, {}, [])
@@ -132,22 +133,23 @@ def plan(file: gguf.File, mix: str, wishes: _mixes.Wishes | None = None, matrix:
             continue
         if kind not in quants.QUANTIZABLE:
             raise ggraph.Error(f"{info.name} would become {kind}, which cannot be written; --tensor-type can give it another")
-        if info.type.quantized and not allow_requantize:
+        if info.type.quantized and not allow_requantize and not dry_run:
             raise ggraph.Error(f"{info.name} is {info.type} already: start from F16, BF16 or F32, or allow it with "
                                "--allow-requantize")
-        _find_importance(job, info, kind, matrix)
+        _find_importance(job, info, kind, matrix, dry_run)
     return job
 
 
-def _find_importance(job: Job, info: gguf.TensorInfo, kind: dtypes.DType, matrix: _imatrix.Matrix | None) -> None:
+def _find_importance(job: Job, info: gguf.TensorInfo, kind: dtypes.DType, matrix: _imatrix.Matrix | None, dry_run: bool) -> None:
     entry = matrix.entries.get(info.name) if matrix else None
     if entry is not None:
         job.importance[info.name] = _imatrix.importance(entry, info.name, info.ne)
     elif kind.quantized and info.name not in (*_mixes.EMBEDDINGS, "output.weight"):
-        if kind in _mixes.NEEDS_IMPORTANCE or (kind == dtypes.Q2_K and job.mix.name == "Q2_K_S"):
+        needed = kind in _mixes.NEEDS_IMPORTANCE or (kind == dtypes.Q2_K and job.mix.name == "Q2_K_S")
+        if needed and not dry_run:
             raise ggraph.Error(f"{info.name} would become {kind}, which needs an importance matrix"
                                + (" that has it" if matrix else "") + ": make one with ggraph-imatrix and give --imatrix")
-        if matrix:
+        if matrix or needed:
             job.without.append(info.name)
 
 
@@ -158,7 +160,7 @@ def quantize(source: str | Path, target: str | Path, mix: str, *, wishes: _mixes
     start = time.perf_counter()
     matrix = _imatrix.merged(imatrix) if imatrix else None
     with gguf.File(source) as file:
-        job = plan(file, mix, wishes, matrix, allow_requantize)
+        job = plan(file, mix, wishes, matrix, allow_requantize, dry_run)
         result = Result([], job.mix.name, job.rows(), without_importance=job.without)
         for row in result.rows:
             result.types[row.after] = result.types.get(row.after, 0) + row.nbytes_after
@@ -259,7 +261,8 @@ def main(files: tuple[str, ...], type: str, **o: Any) -> None:
         result = quantize(source, target, type, wishes=wishes, imatrix=o["imatrix"], allow_requantize=o["allow_requantize"],
                           keep_split=o["keep_split"], dry_run=o["dry_run"], n_threads=o["n_threads"], progress=bars)
     if result.without_importance:
-        env.log(f"{len(result.without_importance)} tensors are not in the importance matrix: {result.without_importance[0]}, ...")
+        what = "are not in the importance matrix" if o["imatrix"] else "need an importance matrix (--imatrix)"
+        env.log(f"{len(result.without_importance)} tensors {what}: {result.without_importance[0]}, ...")
     if o["as_json"]:
         click.echo(json.dumps({**asdict(result), "bpw": result.bpw}, indent=1))
     else:

@@ -113,6 +113,7 @@ def test_importance(source: Path, tmp_path: Path) -> None:
 def test_low_types_need_importance(source: Path, tmp_path: Path, kind: str) -> None:
     out = tmp_path / "out.gguf"
     assert "needs an importance matrix" in run(source, out, kind, code=1).stderr
+    assert json.loads(run(source, out, kind, "--dry-run", "--json").stdout)["without_importance"] and not out.exists()
     run(source, out, kind, "--imatrix", importance(source, tmp_path / "i.gguf"))
     assert check(out).label == kind
     assert "that has it" in run(source, out, kind, "--imatrix", _partial(source, tmp_path), code=1).stderr
