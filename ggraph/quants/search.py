@@ -170,10 +170,15 @@ def polish(x: Any, w: Any, scales: Any, mins: Any, d: Any, dmin: Any, bounds: An
 
 @_compiled
 def table(x: Any, w: Any, values: Any, n_tries: int) -> Any:
-    """d [n] for codes that stand for `values`, float32 in rising order: x is about d * values[code]."""
+    """d [n] for codes that stand for `values`, float32, whole, in rising order, -128 to 127: x is about d * values[code]."""
     n, s = x.shape
     out = np.zeros(n, np.float32)
-    middles = (values[1:] + values[:-1]) / np.float32(2)
+    nearest = np.zeros(512, np.float32)         # in steps of a half: middles between whole values lie on them
+    for i in range(512):
+        k = 0
+        for m in range(len(values) - 1):
+            k += np.float32(i - 256) >= values[m] + values[m + 1]
+        nearest[i] = values[k]
     for i in range(n):
         most, extreme = np.float32(0), np.float32(0)
         for j in range(s):
@@ -192,10 +197,8 @@ def table(x: Any, w: Any, values: Any, n_tries: int) -> Any:
                 inverse = np.float32(1) / out[i]
             xq, qq = np.float32(0), np.float32(0)
             for j in range(s):
-                v, k = x[i, j] * inverse, 0
-                for m in range(len(middles)):
-                    k += v > middles[m]
-                q = values[k]
+                v = min(max(x[i, j] * inverse * np.float32(2) + np.float32(256), np.float32(0)), np.float32(511))
+                q = nearest[np.int32(v)]
                 xq += w[i, j] * x[i, j] * q
                 qq += w[i, j] * q * q
             if qq > 0 and xq * xq > best * qq:
