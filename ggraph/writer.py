@@ -117,14 +117,18 @@ class Writer:
     def _padded(self, n: int) -> int:
         return -(-n // self._alignment) * self._alignment
 
-    def write(self, *parts: npt.NDArray[np.uint8]) -> None:
-        """The bytes of the next tensor, in one piece or several."""
-        spec = self._tensors[self._next]
-        n = sum(part.nbytes for part in parts)
-        if n != spec.nbytes:
-            raise ValueError(f"{spec.name} has {spec.nbytes} bytes, not {n}")
+    def write(self, data: npt.NDArray[np.uint8]) -> None:
+        """The bytes of the next tensor."""
+        self.write_parts([data])
+
+    def write_parts(self, parts: Iterable[npt.NDArray[np.uint8]]) -> None:
+        """The bytes of the next tensor, piece by piece."""
+        spec, n = self._tensors[self._next], 0
         for part in parts:
             self._out.write(np.ascontiguousarray(part).data)
+            n += part.nbytes
+        if n != spec.nbytes:
+            raise ValueError(f"{spec.name} has {spec.nbytes} bytes, not {n}")
         self._out.write(bytes(self._padded(n) - n))
         self._next += 1
 

@@ -16,7 +16,7 @@ from ggraph import env
 
 LABELS = {"weights": "loading weights", "kernels": "compiling kernels", "prompt": "reading the prompt", "fetch": "fetching",
           "bench": "measuring", "trace": "tracing", "compare": "comparing", "swap": "swapping tensors", "report": "reporting",
-          "scales": "reading scales", "write": "writing"}
+          "scales": "reading scales", "write": "writing", "quantize": "quantizing", "collect": "reading the text"}
 
 
 class Bars:

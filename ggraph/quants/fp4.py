@@ -4,7 +4,7 @@ from __future__ import annotations
 import numpy as np
 
 from ggraph import dtypes
-from ggraph.quants.base import Array, Blocks, Quant, split
+from ggraph.quants.base import Array, Blocks, Quant, join, split
 
 # Twice the value of each E2M1 code, so that all are whole (kvalues_mxfp4 in ggml-common.h); scales are halved instead.
 E2M1_DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
@@ -31,6 +31,17 @@ class MXFP4(Quant, dtype=dtypes.MXFP4, layout=[("e", "u1"), ("qs", "u1", 16)]):
     @classmethod
     def unpack(cls, b: Blocks) -> Array:
         return E8M0_HALVED[b["e"], None] * E2M1_DOUBLED[split(b["qs"], 4).reshape(-1, 32)]
+
+    @classmethod
+    def pack(cls, x: Array) -> Blocks:
+        """The exponent makes the largest magnitude 4 to 8 units; of two codes as near, the first."""
+        b = np.empty(len(x), cls.layout)
+        most = np.abs(x).max(axis=-1)
+        exponent = np.floor(np.log2(most.astype(np.float64)).astype(np.float32)) + np.float32(125)
+        b["e"] = np.where(most > 0, exponent, 0).astype(np.int32)
+        near = np.abs(E8M0_HALVED[b["e"], None, None] * E2M1_DOUBLED - x[..., None])
+        b["qs"] = join(near.argmin(axis=-1).reshape(-1, 2, 16), 4)
+        return b
 
 
 class NVFP4(Quant, dtype=dtypes.NVFP4, layout=[("d", "u1", 4), ("qs", "u1", (4, 8))]):

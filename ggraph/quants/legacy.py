@@ -4,7 +4,7 @@ from __future__ import annotations
 import numpy as np
 
 from ggraph import dtypes
-from ggraph.quants.base import Array, Blocks, Quant, bits, column, extreme, split
+from ggraph.quants.base import Array, Blocks, Quant, bits, code, column, extreme, own_weights, split
 
 # What the 16 codes of IQ4_NL and IQ4_XS stand for (format fact: kvalues_iq4nl in ggml-common.h).
 IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
@@ -54,54 +54,103 @@ def _affine(x: Array, top: int) -> tuple[Array, Array, Array]:
     return d, low, _code((x - low) * _inverse(d) + np.float32(0.5), top)
 
 
+def _fit_symmetric(x: Array, w: Array, half: int) -> tuple[Array, Array]:
+    """As `_symmetric`, with the d (as a half-precision number) for which the weighted error is small."""
+    from ggraph.quants import search
+    d = search.signed(x, w, half, 9, 0.1)[:, None].astype(np.float16).astype(np.float32)
+    return d, (code(x, d, -half, half - 1) + half).astype(np.uint8)
+
+
+def _fit_affine(x: Array, w: Array, top: int) -> tuple[Array, Array, Array]:
+    from ggraph.quants import search
+    d, m = (v[:, None].astype(np.float16).astype(np.float32) for v in search.affine(x, w, top, 36, -0.9, 0.05))
+    return d, -m, code(x + m, d, 0, top).astype(np.uint8)
+
+
 class Q4_0(Quant, dtype=dtypes.Q4_0, layout=[("d", "<f2"), ("qs", "u1", 16)]):
+    spread = 1.0
+
     @classmethod
     def unpack(cls, b: Blocks) -> Array:
         return column(b["d"]) * (_halves(b["qs"]).view(np.int8) - np.int8(8))
 
     @classmethod
     def pack(cls, x: Array) -> Blocks:
-        b = np.empty(len(x), cls.layout)
-        d, q = _symmetric(x, 8)
+        return cls._blocks(*_symmetric(x, 8))
+
+    @classmethod
+    def quantize(cls, x: Array, w: Array | None = None) -> Blocks:
+        return cls.pack(x) if w is None else cls._blocks(*_fit_symmetric(x, w, 8))
+
+    @classmethod
+    def _blocks(cls, d: Array, q: Array) -> Blocks:
+        b = np.empty(len(d), cls.layout)
         b["d"], b["qs"] = d[:, 0], _join_halves(q)
         return b
 
 
 class Q4_1(Quant, dtype=dtypes.Q4_1, layout=[("d", "<f2"), ("m", "<f2"), ("qs", "u1", 16)]):
+    spread = 1.0
+
     @classmethod
     def unpack(cls, b: Blocks) -> Array:
         return column(b["d"]) * _halves(b["qs"]) + column(b["m"])
 
     @classmethod
     def pack(cls, x: Array) -> Blocks:
-        b = np.empty(len(x), cls.layout)
-        d, m, q = _affine(x, 15)
+        return cls._blocks(*_affine(x, 15))
+
+    @classmethod
+    def quantize(cls, x: Array, w: Array | None = None) -> Blocks:
+        return cls.pack(x) if w is None else cls._blocks(*_fit_affine(x, w, 15))
+
+    @classmethod
+    def _blocks(cls, d: Array, m: Array, q: Array) -> Blocks:
+        b = np.empty(len(d), cls.layout)
         b["d"], b["m"], b["qs"] = d[:, 0], m[:, 0], _join_halves(q)
         return b
 
 
 class Q5_0(Quant, dtype=dtypes.Q5_0, layout=[("d", "<f2"), ("qh", "u1", 4), ("qs", "u1", 16)]):
+    spread = 1.0
+
     @classmethod
     def unpack(cls, b: Blocks) -> Array:
         return column(b["d"]) * (_fifth_bits(b).view(np.int8) - np.int8(16))
 
     @classmethod
     def pack(cls, x: Array) -> Blocks:
-        b = np.empty(len(x), cls.layout)
-        d, q = _symmetric(x, 16)
+        return cls._blocks(*_symmetric(x, 16))
+
+    @classmethod
+    def quantize(cls, x: Array, w: Array | None = None) -> Blocks:
+        return cls.pack(x) if w is None else cls._blocks(*_fit_symmetric(x, w, 16))
+
+    @classmethod
+    def _blocks(cls, d: Array, q: Array) -> Blocks:
+        b = np.empty(len(d), cls.layout)
         b["d"], b["qs"], b["qh"] = d[:, 0], _join_halves(q), np.packbits(q >> 4, axis=-1, bitorder="little")
         return b
 
 
 class Q5_1(Quant, dtype=dtypes.Q5_1, layout=[("d", "<f2"), ("m", "<f2"), ("qh", "u1", 4), ("qs", "u1", 16)]):
+    spread = 1.0
+
     @classmethod
     def unpack(cls, b: Blocks) -> Array:
         return column(b["d"]) * _fifth_bits(b) + column(b["m"])
 
     @classmethod
     def pack(cls, x: Array) -> Blocks:
-        b = np.empty(len(x), cls.layout)
-        d, m, q = _affine(x, 31)
+        return cls._blocks(*_affine(x, 31))
+
+    @classmethod
+    def quantize(cls, x: Array, w: Array | None = None) -> Blocks:
+        return cls.pack(x) if w is None else cls._blocks(*_fit_affine(x, w, 31))
+
+    @classmethod
+    def _blocks(cls, d: Array, m: Array, q: Array) -> Blocks:
+        b = np.empty(len(d), cls.layout)
         b["d"], b["m"], b["qs"] = d[:, 0], m[:, 0], _join_halves(q)
         b["qh"] = np.packbits(q >> 4, axis=-1, bitorder="little")
         return b
@@ -145,6 +194,8 @@ class Q8_1(Quant, dtype=dtypes.Q8_1, layout=[("d", "<f2"), ("s", "<f2"), ("qs", 
 
 
 class IQ4_NL(Quant, dtype=dtypes.IQ4_NL, layout=[("d", "<f2"), ("qs", "u1", 16)]):
+    spread = 2.0
+
     @classmethod
     def unpack(cls, b: Blocks) -> Array:
         return column(b["d"]) * IQ4_VALUES[_halves(b["qs"])]
@@ -155,18 +206,26 @@ class IQ4_NL(Quant, dtype=dtypes.IQ4_NL, layout=[("d", "<f2"), ("qs", "u1", 16)]
         b = np.empty(len(x), cls.layout)
         top = extreme(x)
         first = top / np.float32(IQ4_VALUES[0])
-        code = _nearest_iq4(x * np.where(np.abs(top) < _IQ4_LEAST, np.float32(0), np.float32(1) / first))
-        q, w = IQ4_VALUES[code].astype(np.float32), x * x
+        chosen = nearest_iq4(x * np.where(np.abs(top) < _IQ4_LEAST, np.float32(0), np.float32(1) / first))
+        q, w = IQ4_VALUES[chosen].astype(np.float32), x * x
         # accumulate adds from left to right, as the C loop does; sum() would pair the terms up
         qx, q2 = (np.add.accumulate(t, axis=-1)[:, -1] for t in (w * q * x, w * q * q))
         d = np.where(q2 > 0, qx / q2, np.float32(0))
         d[np.abs(top[:, 0]) < _IQ4_LEAST] = 0
         d[np.isnan(top[:, 0])] = np.nan
-        b["d"], b["qs"] = d, _join_halves(code)
+        b["d"], b["qs"] = d, _join_halves(chosen)
+        return b
+
+    @classmethod
+    def quantize(cls, x: Array, w: Array | None = None) -> Blocks:
+        from ggraph.quants import search
+        b = np.empty(len(x), cls.layout)
+        b["d"] = search.table(x, own_weights(x) if w is None else w, IQ4_VALUES.astype(np.float32), 7)
+        b["qs"] = _join_halves(nearest_iq4(x * _inverse(column(b["d"]))))
         return b
 
 
-def _nearest_iq4(x: Array) -> Array:
+def nearest_iq4(x: Array) -> Array:
     """uint8 indices of the nearest of IQ4_VALUES; the upper one when both are as near."""
     values = IQ4_VALUES.astype(np.float32)
     upper = np.clip(np.searchsorted(values, x, side="right"), 1, 15)
