@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import ggraph
+from ggraph import env
 from ggraph.tools import _windows
 from ggraph.tools import perplexity as tool
 from ggraph.tools._logits import LogitsFile, LogitsWriter, decode, distance, encode, nll
@@ -20,6 +21,13 @@ from tests import spec, tiny
 
 WORDS = "the rain in the inn and the heron on a thin line, the other then in the tent.\n"
 OTHER = {"llama__rope__freq_base": 100.0}       # the same weights, other predictions
+
+
+@pytest.fixture(autouse=True)
+def loud() -> Iterator[None]:
+    """What -q silences stays silent in this process."""
+    yield
+    env.set_quiet(False)
 
 
 @pytest.fixture(scope="module")
