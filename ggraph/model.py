@@ -17,7 +17,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
 
-from . import backend, env, gguf
+from . import env, gguf
+from .backend import Backend, Progress, open_backend
 from .errors import Error, ModelError
 from .hparams import HParams
 from .weights import Audit, Weights
@@ -45,12 +46,13 @@ class Model:
     """A GGUF file, ready for `Context(model)`.
 
     `path` is a file (any shard of a split set) or a name that `ggraph.hub` knows. `kv_overrides` replaces metadata,
-    `n_gpu_layers`, `override_tensor` and `repack` ("auto", "on", "off") say how weights are placed. Errors: `GGUFError`
+    `n_gpu_layers`, `override_tensor` and `repack` ("auto", "on", "off") say how weights are placed, `backend` ("ref", "cpu", ..)
+    on which backend alone instead of what GGRAPH_BACKEND says. Errors: `GGUFError`
     for a damaged file, `ModelError` for an unknown architecture or tensors that do not fit it.
     """
 
     def __init__(self, path: str | Path, *, n_gpu_layers: int | str = "auto", override_tensor: Mapping[str, str] | None = None,
-                 kv_overrides: Mapping[str, Any] | None = None, repack: str = "auto"):
+                 kv_overrides: Mapping[str, Any] | None = None, repack: str = "auto", backend: str | None = None):
         self.path = resolve(path)
         self.file = gguf.File(self.path)
         try:
@@ -65,8 +67,8 @@ class Model:
         except BaseException:
             self.file.close()
             raise
-        self.options = {"n_gpu_layers": n_gpu_layers, "override_tensor": override_tensor, "repack": repack}
-        self.backends: list[backend.Backend] = []
+        self.options = {"n_gpu_layers": n_gpu_layers, "override_tensor": override_tensor, "repack": repack, "backend": backend}
+        self.backends: list[Backend] = []
         self.contexts: WeakSet[Any] = WeakSet()         # those that stand on this model
         self.closed = False
         self._lock = threading.Lock()
@@ -99,13 +101,14 @@ class Model:
             self._template = ChatTemplate(source, bos_token=bos, eos_token=eos)
         return self._template
 
-    def place(self, progress: backend.Progress | None = None) -> list[backend.Backend]:
+    def place(self, progress: Progress | None = None) -> list[Backend]:
         """Open the backends and give them the weights, once; a later call returns the same ones."""
         with self._lock:
             if self.closed:
                 raise ModelError(f"the model {self.path.name} is closed; load it again with Model(path)")
             if not self.backends:
-                opened = backend.open_backend(env.get("GGRAPH_BACKEND") or "cpu", repack=self.options["repack"])
+                name = str(self.options["backend"] or env.get("GGRAPH_BACKEND") or "cpu")
+                opened = open_backend(name, repack=self.options["repack"])
                 opened.pack(list(self.weights.leaves.values()), progress)
                 self.backends = [opened]
             return self.backends

@@ -29,7 +29,7 @@ def environment() -> jinja2.Environment:
 
     env = jinja2.Environment(loader=jinja2.FunctionLoader(load), autoescape=True, undefined=jinja2.StrictUndefined,
                              trim_blocks=True, lstrip_blocks=True)
-    env.filters.update(size=size, compact=compact)
+    env.filters.update(size=size, compact=compact, visible=visible)
     return env
 
 
@@ -56,3 +56,8 @@ def _scaled(n: float, step: int, units: Sequence[str]) -> tuple[float, str]:
     while n >= step and i < len(units) - 1:
         n, i = n / step, i + 1
     return n, units[i]
+
+
+def visible(text: str) -> str:
+    """A token whose white space can be seen."""
+    return text.replace("\n", "⏎").replace(" ", "·") or "∅"
