@@ -15,11 +15,14 @@ import ggraph
 from ggraph import env
 
 LABELS = {"weights": "loading weights", "kernels": "compiling kernels", "prompt": "reading the prompt", "fetch": "fetching",
-          "bench": "measuring"}
+          "bench": "measuring", "windows": "evaluating"}
 
 
 class Bars:
-    """Progress: call it with (what, done, total). A bar on a terminal, elsewhere one line when something long begins."""
+    """Progress: call it with (what, done, total). A bar on a terminal, elsewhere one line when something long begins.
+
+    A `note` stands beside the bar.
+    """
 
     def __init__(self, quiet: bool = False):
         self.quiet, self.terminal = quiet, sys.stderr.isatty()
@@ -27,7 +30,7 @@ class Bars:
         self._bar: Any = None
         self._task: Any = None
 
-    def __call__(self, what: str, done: int, total: int) -> None:
+    def __call__(self, what: str, done: int, total: int, note: str = "") -> None:
         if self.quiet or total <= 1:
             return
         if self.open != what:
@@ -36,7 +39,7 @@ class Bars:
                 return
             self._begin(what, total)
         if self._bar is not None:
-            self._bar.update(self._task, completed=done)
+            self._bar.update(self._task, completed=done, description=f"{LABELS[what]} {note}".rstrip())
         if done >= total:
             self.close()
 
