@@ -114,7 +114,7 @@ def _together(contexts: Sequence[ggraph.Context], group: Sequence[Window], numbe
         ctx.memory.clear()
     n, first = len(group[0].tokens), group[0].first
     n_batch = min(c.cparams.n_batch for c in contexts)
-    n_rows = min(n_batch, rows_at_once(contexts[0])) // len(group)
+    n_rows = min(n_batch, rows_at_once(*contexts)) // len(group)
     for start, stop in [*_spans(0, first, n_batch // len(group)), *_spans(first, n, n_rows)]:
         batch = ggraph.Batch()
         for seq, window in enumerate(group):
@@ -128,9 +128,9 @@ def _together(contexts: Sequence[ggraph.Context], group: Sequence[Window], numbe
             yield Rows(number + seq, start - first, targets, tuple(ctx.logits[part] for ctx in contexts))
 
 
-def rows_at_once(ctx: ggraph.Context) -> int:
-    """Rows of logits that may exist at a time."""
-    return max(1, LOGITS_BYTES // (4 * ctx.model.n_vocab))
+def rows_at_once(*contexts: ggraph.Context) -> int:
+    """Rows of logits that may exist at a time in each of the Contexts."""
+    return max(1, LOGITS_BYTES // (4 * sum(c.model.n_vocab for c in contexts)))
 
 
 def _spans(start: int, stop: int, step: int) -> list[tuple[int, int]]:

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -278,3 +280,25 @@ def test_divergence_is_shown_in_llama_cpps_form(path: Path) -> None:
 def test_errors_are_one_sentence(path: Path, args: list[str], code: int, word: str) -> None:
     done = run(path, *args)
     assert done.exit_code == code and word in done.output and "Traceback" not in done.output
+
+
+# --- the real models
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "want"), [("smollm2", 40.7409), ("gemma3", 37.6687)])
+def test_perplexity_is_llama_cpps(name: str, want: float, request: pytest.FixtureRequest) -> None:
+    """`llama-perplexity -m MODEL -f tools/data/persuasion.txt --chunks 8`, llama-cpp-python 0.3.36."""
+    with ggraph.Model(request.getfixturevalue(name)) as model:
+        tokens = model.vocab.encode(tool.read_text(tool.TEXT), parse_special=False)
+        assert tool.perplexity(model, tokens, n_chunks=8).ppl.value == pytest.approx(want, rel=0.015)
+
+
+@pytest.mark.slow
+def test_the_memory_of_divergence_is_bounded(gemma3: Path) -> None:
+    """262 thousand tokens in the vocabulary, windows of 4096: 600 MiB above both models."""
+    code = ("import sys, resource; from ggraph.tools.perplexity import main; main(sys.argv[1:], standalone_mode=False); "
+            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)")
+    args = ["-q", "-m", str(gemma3), "--base", str(gemma3), "-c", "4096", "--chunks", "1"]
+    done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=True)
+    assert int(done.stdout.split()[-1]) / 1024 < 2 * gemma3.stat().st_size / 2**20 + 600
