@@ -47,7 +47,7 @@ OUTSIDE = {
     "models": {"errors", "hparams", "tensor", "ops", "weights", "build"},
     "tools": {"env", "hub"},
 }
-TOOL_LIBRARIES = {"click", "llama_cpp", "numpy", "rich"}
+TOOL_LIBRARIES = {"click", "llama_cpp", "lm_eval", "numpy", "pytest", "rich"}
 SERVER_LIBRARIES = {"fastapi", "starlette", "uvicorn", "pydantic", "prometheus_client"}        # tools/server/ only
 
 
