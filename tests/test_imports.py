@@ -49,7 +49,7 @@ OUTSIDE = {
     "models": {"errors", "hparams", "tensor", "ops", "weights", "build"},
     "tools": {"env", "hub", "dtypes", "quants", "gguf", "writer"},
 }
-TOOL_LIBRARIES = {"click", "jinja2", "llama_cpp", "markupsafe", "matplotlib", "numpy", "rich"}
+TOOL_LIBRARIES = {"click", "jinja2", "llama_cpp", "lm_eval", "markupsafe", "matplotlib", "numpy", "pytest", "rich"}
 SERVER_LIBRARIES = {"fastapi", "starlette", "uvicorn", "pydantic", "prometheus_client"}        # tools/server/ only
 
 

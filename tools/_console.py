@@ -16,11 +16,14 @@ from ggraph import env
 
 LABELS = {"weights": "loading weights", "kernels": "compiling kernels", "prompt": "reading the prompt", "fetch": "fetching",
           "bench": "measuring", "trace": "tracing", "compare": "comparing", "swap": "swapping tensors", "report": "reporting",
-          "scales": "reading scales", "write": "writing"}
+          "scales": "reading scales", "write": "writing", "windows": "evaluating"}
 
 
 class Bars:
-    """Progress: call it with (what, done, total). A bar on a terminal, elsewhere one line when something long begins."""
+    """Progress: call it with (what, done, total). A bar on a terminal, elsewhere one line when something long begins.
+
+    A `note` stands beside the bar.
+    """
 
     def __init__(self, quiet: bool = False):
         self.quiet, self.terminal = quiet, sys.stderr.isatty()
@@ -28,7 +31,7 @@ class Bars:
         self._bar: Any = None
         self._task: Any = None
 
-    def __call__(self, what: str, done: int, total: int) -> None:
+    def __call__(self, what: str, done: int, total: int, note: str = "") -> None:
         if self.quiet or total <= 1:
             return
         if self.open != what:
@@ -37,7 +40,7 @@ class Bars:
                 return
             self._begin(what, total)
         if self._bar is not None:
-            self._bar.update(self._task, completed=done)
+            self._bar.update(self._task, completed=done, description=f"{LABELS[what]} {note}".rstrip())
         if done >= total:
             self.close()
 
