@@ -16,9 +16,9 @@ from markupsafe import Markup
 import ggraph
 
 
-def render(name: str, **values: Any) -> str:
-    """The page of template `name`.html.jinja. Values are escaped; `Markup` is not."""
-    return environment().get_template(f"{name}.html.jinja").render(version=ggraph.__version__, **values)
+def render(template: str, /, **values: Any) -> str:
+    """The page of `template`.html.jinja. Values are escaped; `Markup` is not."""
+    return environment().get_template(f"{template}.html.jinja").render(version=ggraph.__version__, **values)
 
 
 @cache
