@@ -43,7 +43,19 @@ if TYPE_CHECKING:
     from ggraph.model import Model, audit
     from ggraph.observe import Observed
     from ggraph.sampling import Sampler, default_chain
-    from ggraph.serve import Done, Embedder, Engine, Failed, Piece, Progress, Request, sampling_defaults
+    from ggraph.serve import (
+        Done,
+        EachAlone,
+        Embedder,
+        Engine,
+        Failed,
+        FirstOf,
+        ModelGuesser,
+        Piece,
+        Progress,
+        Request,
+        sampling_defaults,
+    )
     from ggraph.vocab import Vocab
 
 __version__ = "0.1.0"
@@ -58,10 +70,12 @@ __all__ = [
     "Context",
     "ContextFull",
     "Done",
+    "EachAlone",
     "Embedder",
     "Engine",
     "Error",
     "Failed",
+    "FirstOf",
     "GGUFError",
     "Generation",
     "Grammar",
@@ -72,6 +86,7 @@ __all__ = [
     "Model",
     "ModelDraft",
     "ModelError",
+    "ModelGuesser",
     "MtpDraft",
     "Nextn",
     "NgramDraft",
@@ -100,9 +115,11 @@ _HOME = {
     "ChatTemplate": "chat",
     "Context": "context",
     "Done": "serve",
+    "EachAlone": "serve",
     "Embedder": "serve",
     "Engine": "serve",
     "Failed": "serve",
+    "FirstOf": "serve",
     "Generation": "generate",
     "Grammar": "grammar",
     "Hook": "context",
@@ -110,6 +127,7 @@ _HOME = {
     "LLM": "generate",
     "Model": "model",
     "ModelDraft": "generate",
+    "ModelGuesser": "serve",
     "MtpDraft": "generate",
     "Nextn": "generate",
     "NgramDraft": "generate",

@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,13 +21,15 @@ from ..batch import Batch
 from ..context import Context
 from ..errors import Aborted, ContextFull, Error
 from ..vocab import Vocab
+from .batcher import Batcher, Part
+from .chunks import refusal
+from .guess import Guesser
 from .prefix import common
 from .shelf import Shelf
 from .slot import Slot, choose
 from .task import Failed, Request, Task
 
 T = TypeVar("T")
-SCORED_ROWS = 64        # rows of a prompt that are scored together: each has logits for the whole vocabulary
 
 
 @dataclass
@@ -42,22 +44,40 @@ class Stats:
     n_busy: int = 0             # sum over rounds of the slots that took part
     n_tokens_max: int = 0
     n_preempted: int = 0
+    n_drafts: int = 0           # runs that judged guesses
+    draft_n: int = 0
+    accepted: list[int] = field(default_factory=list)       # by a guess's place in its run: how often it was right
 
-
-Part = tuple[Slot, int, bool]       # slot, rows of it in the batch, whether all of them have output
+    def guessed(self, task: Task, n: int, right: int, ended: bool) -> None:
+        """Of n guesses the first ones were right; those behind the end of the text do not count."""
+        n = right if ended else n
+        task.draft_n += n
+        task.draft_n_accepted += right
+        self.n_drafts += 1
+        self.draft_n += n
+        self.accepted += [0] * (right - len(self.accepted))
+        for i in range(right):
+            self.accepted[i] += 1
 
 
 class Engine:
     """Serves the sequences of `ctx` as slots; `ctx` is used on the engine's thread alone, and stays the caller's to close.
 
     `context_shift`: a text that fills the context goes on without the older half of what comes after `n_keep` tokens;
-    else it ends, truncated. `cache_bytes` of host memory may hold what slots had to forget.
+    else it ends, truncated. `cache_bytes` of host memory may hold what slots had to forget, and checkpoints (see `Shelf`).
+    `cache_reuse`: at least so many tokens in a row are moved to where a prompt has them (0: never; see `chunks`). `guesser`:
+    what guesses at most `n_draft` tokens of each text, which changes nothing but the speed.
     """
 
-    def __init__(self, ctx: Context, vocab: Vocab, *, context_shift: bool = False, cache_bytes: int = 0):
-        self.ctx, self.vocab, self.context_shift = ctx, vocab, context_shift
-        self.shelf = Shelf(ctx, cache_bytes)
+    def __init__(self, ctx: Context, vocab: Vocab, *, context_shift: bool = False, cache_bytes: int = 0, cache_reuse: int = 0,
+                 n_checkpoints: int = 32, checkpoint_step: int = 8192, guesser: Guesser | None = None, n_draft: int = 0):
+        self.ctx, self.vocab = ctx, vocab
+        self.shelf = Shelf(ctx, cache_bytes, n_checkpoints, checkpoint_step)
+        self.cache_reuse = cache_reuse
+        if cache_reuse and (why := refusal(ctx)):
+            env.log(f"chunks of the cache cannot be reused with this model: {why}")
         self.slots = [Slot(ctx, i) for i in range(ctx.n_seq_max)]
+        self._batcher = Batcher(ctx, vocab, self.shelf, self._end, context_shift, guesser, n_draft)
         self.stats = Stats()
         self._waiting: list[list[Task]] = []        # choices that start together, by number
         self._inbox: deque[Request | Callable[[], None]] = deque()
@@ -126,6 +146,8 @@ class Engine:
             with self._wake:
                 self._wake.notify()
             self.ctx.abort()
+            if self._batcher.guesser is not None:
+                self._batcher.guesser.abort()
             self._thread.join(0.05)
 
     def _post(self, item: Request | Callable[[], None]) -> None:
@@ -162,12 +184,15 @@ class Engine:
         self._take_inbox()
         self._drop_cancelled()
         self._assign()
-        batch, parts = self._fill()
-        while parts:
+        guess = True
+        while not self._closing:
+            batch, parts = self._batcher.fill(self.slots, guess)
+            if not parts:
+                return
             if self._process(batch, parts):
                 self._read(parts)
                 return
-            batch, parts = self._fill() if not self._closing else (batch, [])
+            guess = False           # what failed has to do with less
 
     def _take_inbox(self) -> None:
         while self._inbox:
@@ -175,6 +200,8 @@ class Engine:
             if isinstance(item, Request):
                 self._count += 1
                 self._waiting.append([Task(item, i, self._count, self.vocab) for i in range(len(item.samplers))])
+                for task in self._waiting[-1]:
+                    task.cache_reuse = item.cache_reuse if item.cache_reuse >= 0 else self.cache_reuse
             else:
                 item()
 
@@ -220,81 +247,30 @@ class Engine:
 
     # --- one batch
 
-    def _fill(self) -> tuple[Batch, list[Part]]:
-        """The next token of every slot that generates, then prompts, oldest first, up to one ubatch in all."""
-        batch, parts = Batch(), list[Part]()
-        cp = self.ctx.cparams
-        active = sorted(self._active(), key=lambda s: s.task.number if s.task else 0)
-        for slot in active:         # before anything is queued: slots share what memory has
-            if slot.task and slot.task.fresh and not slot.task.waits:
-                slot.begin(self.slots, self.shelf)
-        ready = [(s, s.task) for s in active if s.task and not s.task.fresh and not s.task.waits]
-        for slot, task in ready:
-            if task.generating and len(slot.pending) == 1 and self._room_to_go_on(slot):
-                slot.history.queue(batch, slot.pending)
-                parts.append((slot, 1, False))
-        room = min(max(cp.n_ubatch - len(batch), 1), cp.n_batch - len(batch))
-        for slot, task in ready:
-            if room and slot.task is task and slot.pending:
-                room -= self._queue_prompt(slot, task, batch, parts, room)
-        return batch, parts
-
-    def _queue_prompt(self, slot: Slot, task: Task, batch: Batch, parts: list[Part], room: int) -> int:
-        scored = task.request.prompt_logprobs is not None and len(task.prompt_logprobs) + 1 < task.n_prompt
-        pending = slot.pending
-        part = pending[:min(room, SCORED_ROWS) if scored else room]
-        if (stop := self._checkpoint(task)) > len(slot.tokens):
-            part = part[:stop - len(slot.tokens)]
-        if not task.generating and task.n_cached == len(slot.tokens):
-            task.progress(len(slot.tokens))
-        outputs = len(part) if scored else int(len(part) == len(pending))
-        slot.history.queue(batch, part, outputs)
-        parts.append((slot, len(part), scored))
-        return len(part)
-
-    def _checkpoint(self, task: Task) -> int:
-        """Where a prompt's state is kept, so that another one with the same start can go on from there: near its end, as
-        the last tokens are often the template's. -1: nowhere, the memory can go back by itself."""
-        return task.n_prompt - 4 if self.shelf.stiff and self.shelf.limit and task.request.cache_prompt else -1
-
-    def _room_to_go_on(self, slot: Slot) -> bool:
-        """The last cell stays free, as in llama.cpp; without context shift the text ends before it."""
-        task = slot.task
-        assert task is not None
-        if len(slot.tokens) + 1 < self.n_ctx:
-            return True
-        if not self.context_shift:
-            task.finish("length", "context")
-            self._end(slot, task)
-            return False
-        n_keep = task.request.n_keep
-        n_keep = n_keep + self.vocab.add_bos if 0 <= n_keep <= task.n_prompt else task.n_prompt
-        pending = slot.pending
-        slot.history.shift(n_keep)
-        task.target = slot.tokens + pending
-        task.truncated = True
-        return True
-
     def _process(self, batch: Batch, parts: list[Part]) -> bool:
         try:
             self.ctx.process("decode", batch)
         except ContextFull:
             self._settle(parts)
-            self._make_room()
+            if not any(part.guesses for part in parts):
+                self._make_room()
             return False
         except Exception as e:
             self._settle(parts)
             if not (isinstance(e, Aborted) and self._closing):
-                for slot, _, _ in parts:
-                    self._fail(slot, e)
+                for part in parts:
+                    self._fail(part.slot, e)
             return False
         self.stats.n_decode += 1
         self.stats.n_busy += len(parts)
         return True
 
-    def _settle(self, parts: list[Part]) -> None:
-        for slot, _, _ in parts:
-            slot.history.settle()
+    def _settle(self, parts: Sequence[Part]) -> None:
+        """As if the batch had not been. Of one that failed in a later ubatch, earlier rows are in memory; guesses are not text."""
+        for part in parts:
+            part.slot.history.settle()
+            if part.guesses and part.slot.task:
+                part.slot.history.cut(min(len(part.slot.tokens), len(part.slot.task.target)))
 
     def _make_room(self) -> None:
         """Forget what an idle slot remembers, else let the youngest task wait; what is alone and does not fit ends."""
@@ -335,37 +311,53 @@ class Engine:
 
     # --- what came of it
 
-    def _read(self, parts: list[Part]) -> None:
+    def _read(self, parts: Sequence[Part]) -> None:
         logits, row = self.ctx.logits, 0
-        for slot, n, scored in parts:
+        for part in parts:
+            rows = logits[row:row + part.n_outputs]
+            row += part.n_outputs
+            slot = part.slot
             task = slot.task
             assert task is not None
-            complete = not slot.pending
-            n_rows = n if scored else int(complete)
-            rows = logits[row:row + n_rows]
-            row += n_rows
             if not task.generating:
-                task.n_evaluated += n
+                task.n_evaluated += part.n
                 task.progress(len(slot.tokens))
-                if len(slot.tokens) == self._checkpoint(task):
+                if task.stops.get(len(slot.tokens)):
                     self.shelf.put(slot.history)
             try:
-                if scored:
-                    task.score(rows, len(slot.tokens) - n)
-                if complete:
-                    self._sample(slot, task, rows[-1])
+                if part.scored:
+                    task.score(rows, len(slot.tokens) - part.n)
+                if not slot.pending:
+                    self._sample(slot, task, rows if part.guesses else rows[-1:], part.guesses)
             except Exception as e:      # a row of NaN, a grammar that gave up
                 self._fail(slot, e)
 
-    def _sample(self, slot: Slot, task: Task, row: Any) -> None:
-        if not task.generating:
-            waiting = [s for s in self._active() if s.task and s.task.request is task.request and s.task.waits]
-            for s in [slot, *(s for s in waiting if self._fork(slot, s))]:
-                if s.task:
-                    self._begin_text(s.task)
-                    self._sample_one(s, s.task, row)
+    def _sample(self, slot: Slot, task: Task, rows: Any, guesses: Sequence[int]) -> None:
+        """The next token by the first row; as long as it is the next guess, one more by the next row."""
+        if task.generating:
+            self._write(slot, task, rows, guesses)
             return
-        self._sample_one(slot, task, row)
+        waiting = [s for s in self._active() if s.task and s.task.request is task.request and s.task.waits]
+        for s in [slot, *(s for s in waiting if self._fork(slot, s))]:
+            if s.task:
+                self._begin_text(s.task)
+                self._write(s, s.task, rows, ())
+
+    def _write(self, slot: Slot, task: Task, rows: Any, guesses: Sequence[int]) -> None:
+        right = 0
+        try:
+            for i, row in enumerate(rows):
+                if task.output.finish_reason is None:
+                    task.sample(row)
+                right = i
+                if task.output.finish_reason is not None or i == len(guesses) or task.target[-1] != guesses[i]:
+                    break
+        finally:
+            if guesses:     # memory keeps what plain decoding had left there
+                slot.history.cut(min(len(slot.tokens), len(task.target) - 1))
+                self.stats.guessed(task, len(guesses), right, task.output.finish_reason is not None)
+        if task.output.finish_reason is not None:
+            self._end(slot, task)
 
     def _begin_text(self, task: Task) -> None:
         task.prime()
@@ -384,12 +376,6 @@ class Engine:
         task.begin(task.n_prompt)
         slot.reuse = f"prompt shared with slot {parent.id}"
         return True
-
-    def _sample_one(self, slot: Slot, task: Task, row: Any) -> None:
-        if task.output.finish_reason is None:
-            task.sample(row)
-        if task.output.finish_reason is not None:
-            self._end(slot, task)
 
     def _end(self, slot: Slot, task: Task) -> None:
         done = task.done(slot.id, len(slot.tokens))

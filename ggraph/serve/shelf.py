@@ -1,7 +1,7 @@
 """What slots had to forget, kept in host memory up to a limit of bytes: states of sequences with the tokens they are of.
 
 In: slots that are about to lose something. Out: slots that hold the start of a prompt again. For memories that cannot go
-back (windows, recurrent states) it is also where checkpoints are. Must not know: tasks, queues.
+back (windows, recurrent states) it is also where checkpoints are. Must not know: queues.
 """
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from ..context import Context
 from ..errors import Error
 from ..generate import History
 from .prefix import common
+from .task import Task
 
 MIN_KEPT = 32       # tokens: less is evaluated again faster than it is worth a place
+NEAR_END = 4        # tokens of a prompt behind its last checkpoint
 
 
 @dataclass(eq=False)
@@ -29,10 +31,11 @@ class Entry:
 
 
 class Shelf:
-    """Least recently used goes first. `stiff`: the memory cannot be cut, so an entry is of use as a whole alone."""
+    """Least recently used goes first. `stiff`: the memory cannot be cut, so an entry is of use as a whole alone; then a prompt
+    leaves at most `n_stops` states, and one every `step` tokens (0: only where it may be of use)."""
 
-    def __init__(self, ctx: Context, limit: int):
-        self.ctx, self.limit = ctx, limit
+    def __init__(self, ctx: Context, limit: int, n_stops: int = 32, step: int = 8192):
+        self.ctx, self.limit, self.n_stops, self.step = ctx, limit, n_stops, step
         memory = ctx.memory
         self.stiff = memory.rs is not None or any(g.store.window for g in memory.kv)
         self._entries: list[Entry] = []         # latest used last
@@ -71,6 +74,21 @@ class Shelf:
             if n > found[0] and (not self.stiff or n == len(e.tokens)):
                 found = (n, e)
         return found
+
+    def longest(self, want: Sequence[int]) -> int:
+        """How much of a token list any entry begins with, whether that is of use or not."""
+        return max((common(e.tokens, want) for e in self._entries), default=0)
+
+    def stops(self, task: Task, known: int, found: int) -> None:
+        """Tell a task where to keep the state of its prompt, so that another one with the same start can go on from there: where
+        it leaves what is known, of which only `found` tokens could be used; near its end, as the last tokens are often the
+        template's; and every `step` tokens. Nowhere, where memory can go back by itself."""
+        if not (self.stiff and self.limit and self.n_stops):
+            return
+        n = task.n_prompt - NEAR_END
+        at = [*range(self.step, n, self.step)] if self.step else []
+        at += [known] if found + MIN_KEPT <= known < n else []
+        task.stops.update(dict.fromkeys([*at, n][-self.n_stops:], True))
 
     def restore(self, entry: Entry, history: History) -> bool:
         """Put an entry in place of what a sequence holds; False, and nothing held, where there is no room for it."""

@@ -4,6 +4,7 @@ Must not know: slots, contexts, threads.
 """
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -42,7 +43,8 @@ class Done:
     """The end of one choice. `finish_reason`, `stop_type`, `stopping_word`: see `ggraph.Generation`.
 
     Times in milliseconds; `n_cached` tokens of the prompt were in memory, `n_evaluated` were evaluated. `n_past` tokens are
-    in memory now. `prompt_logprobs`: for each token of the prompt after the first, if asked for.
+    in memory now. Of `draft_n` tokens that were guessed `draft_n_accepted` were right. `prompt_logprobs`: for each token of
+    the prompt after the first, if asked for.
     """
     index: int
     slot: int
@@ -58,6 +60,8 @@ class Done:
     generated_ms: float
     truncated: bool
     prompt_logprobs: list[TokenLogprob]
+    draft_n: int = 0
+    draft_n_accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,7 @@ class Request:
     `sink` is called with each event, on the engine's thread; it must return at once. The last event is `Failed`, or the
     `Done` of the last choice. `logprobs`, `prompt_logprobs`: how many likeliest tokens beside the one chosen; None: no
     log-probabilities. `preserved`: control tokens that are text. `time_limit`: ms of generation. `slot`: this one, -1: any.
+    `cache_reuse`: at least so many tokens that a slot holds are moved to where the prompt has them, -1: the engine's choice.
     """
     prompt: Sequence[int]
     samplers: Sequence[Sampler]
@@ -86,6 +91,7 @@ class Request:
     prompt_logprobs: int | None = None
     preserved: frozenset[int] = frozenset()
     cache_prompt: bool = True
+    cache_reuse: int = -1
     slot: int = -1
     n_keep: int = 0
     time_limit: float = -1.0
@@ -126,8 +132,11 @@ class Task:
         self.n_evaluated = 0
         self.truncated = False
         self.primed = False         # the sampler has seen the prompt
+        self.cache_reuse = max(request.cache_reuse, 0)
         self.waits = False          # for the choice that evaluates their common prompt
         self.fresh = True           # in its slot nothing was evaluated yet
+        self.stops: dict[int, bool] = {}    # positions where evaluation pauses: is the state kept, beyond the next round?
+        self.draft_n = self.draft_n_accepted = 0
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._start = self._first = 0.0
@@ -139,6 +148,16 @@ class Task:
     @property
     def generating(self) -> bool:
         return bool(self.output.tokens)
+
+    @property
+    def n_left(self) -> int:
+        """Tokens still to come, at most."""
+        n = self.request.max_tokens
+        return n - len(self.output.tokens) if n >= 0 else sys.maxsize
+
+    def next_stop(self, n: int) -> int | None:
+        """The next position behind n where evaluation pauses."""
+        return min((at for at in self.stops if at > n), default=None)
 
     def begin(self, n_cached: int) -> None:
         """Its slot holds the first `n_cached` tokens. Only the first time counts: later ones repeat what was done."""
@@ -204,4 +223,4 @@ class Task:
         first = self._first or now
         return Done(self.index, slot, out.finish_reason, out.stop_type, out.stops.found, self.n_prompt, max(self.n_cached, 0),
                     self.n_evaluated, len(out.tokens), n_past, 1e3 * (first - (self._start or first)), 1e3 * (now - first),
-                    self.truncated or out.stop_type == "context", self.prompt_logprobs)
+                    self.truncated or out.stop_type == "context", self.prompt_logprobs, self.draft_n, self.draft_n_accepted)

@@ -30,10 +30,11 @@ def engine(model: ggraph.Model) -> Iterator[ggraph.Engine]:
     yield from opened(model)
 
 
-def opened(model: ggraph.Model, shift: bool = False, **context: Any) -> Iterator[ggraph.Engine]:
+def opened(model: ggraph.Model, shift: bool = False, guesser: Any = None, n_draft: int = 0,
+           **context: Any) -> Iterator[ggraph.Engine]:
     options = {"n_ctx": 256, "n_seq_max": 4, "n_ubatch": 32, "n_threads": 1, **context}
     with ggraph.Context(model, **options) as ctx:
-        engine = ggraph.Engine(ctx, model.vocab, context_shift=shift)
+        engine = ggraph.Engine(ctx, model.vocab, context_shift=shift, guesser=guesser, n_draft=n_draft)
         yield engine
         engine.close()
 

@@ -85,8 +85,8 @@ def slots(service: Service, fail_on_no_slot: bool) -> Response:
 
 def _slot(service: Service, slot: Any) -> dict[str, Any]:
     task = slot.task
-    shown = {"id": slot.id, "n_ctx": service.n_ctx_slot, "speculative": False, "is_processing": task is not None,
-             "n_past": len(slot.tokens), "cache_reuse": slot.reuse}
+    shown = {"id": slot.id, "n_ctx": service.n_ctx_slot, "speculative": bool(service.options.spec_types),
+             "is_processing": task is not None, "n_past": len(slot.tokens), "cache_reuse": slot.reuse}
     if task is None:
         return shown
     n = len(task.output.tokens)
@@ -188,10 +188,16 @@ class _Metrics(Collector):
                 ("tokens_predicted_seconds_total", "Total time spent generating tokens", s.generated_ms / 1e3),
                 ("n_decode_total", "Total number of rounds that computed", s.n_decode),
                 ("preemptions_total", "Requests that had to wait for cells and were run again", s.n_preempted),
-                ("spec_decode_num_draft_tokens_total", "Speculative: Total draft tokens generated", 0),
-                ("spec_decode_num_accepted_tokens_total", "Speculative: Total draft tokens accepted by the target model", 0),
-                ("spec_decode_num_drafts_total", "Speculative: Total speculative decoding verification steps", 0)):
+                ("spec_decode_num_draft_tokens_total", "Speculative: Total draft tokens generated", s.draft_n),
+                ("spec_decode_num_accepted_tokens_total", "Speculative: Total draft tokens accepted by the target model",
+                 sum(s.accepted)),
+                ("spec_decode_num_drafts_total", "Speculative: Total speculative decoding verification steps", s.n_drafts)):
             yield CounterMetricFamily(f"llamacpp:{name}", text, value=value)
+        places = CounterMetricFamily("llamacpp:spec_decode_num_accepted_tokens_per_pos_total",
+                                     "Speculative: accepted draft tokens by their position in the draft", labels=["position"])
+        for place, n in enumerate(s.accepted):
+            places.add_metric([str(place)], n)
+        yield places
         busy = sum(slot.task is not None for slot in engine.slots)
         for name, text, value in (
                 ("n_tokens_max", "Largest observed sequence length (prompt + generation)", s.n_tokens_max),

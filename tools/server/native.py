@@ -56,8 +56,9 @@ async def collect(run: Run, jobs: list[Job]) -> list[Choice]:
 
 def timings(done: ggraph.Done) -> dict[str, Any]:
     """Rates of zero where nothing was measured; generation counts the steps after the first token."""
+    guessed = {"draft_n": done.draft_n, "draft_n_accepted": done.draft_n_accepted} if done.draft_n else {}
     return {"cache_n": done.n_cached, **_rate("prompt", done.n_evaluated, done.prompt_ms, done.n_evaluated),
-            **_rate("predicted", done.n_generated, done.generated_ms, max(done.n_generated - 1, 0))}
+            **_rate("predicted", done.n_generated, done.generated_ms, max(done.n_generated - 1, 0)), **guessed}
 
 
 def _rate(name: str, n: int, ms: float, steps: int) -> dict[str, Any]:

@@ -34,6 +34,7 @@ class Settings:
     body: Sampling
     grammar: ggraph.Grammar | None = None
     grammar_source: str = ""
+    spec_types: list[str] = field(default_factory=list)
     more: dict[str, Any] = field(default_factory=dict)
 
     def samplers(self, model: ggraph.Model, n: int) -> list[ggraph.Sampler]:
@@ -59,7 +60,7 @@ class Settings:
                 "n_probs": n_probs, "min_keep": b.min_keep, "grammar": self.grammar_source, "grammar_lazy": False,
                 "grammar_triggers": [], "preserved_tokens": [], "chat_format": "Content-only", "reasoning_format": "deepseek",
                 "reasoning_in_content": False, "generation_prompt": "", "samplers": self.params["samplers"].split(";"),
-                "speculative.types": "none", "timings_per_token": b.timings_per_token,
+                "speculative.types": ",".join(self.spec_types) or "none", "timings_per_token": b.timings_per_token,
                 "post_sampling_probs": b.post_sampling_probs, "backend_sampling": False, "lora": [], **self.more}
 
 

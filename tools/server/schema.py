@@ -102,6 +102,7 @@ class Sampling(Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
     cache_prompt: bool | None = None
+    n_cache_reuse: Count | None = None
     id_slot: Any32 = -1
     return_tokens: bool = False
     return_progress: bool = False

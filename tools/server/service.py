@@ -40,6 +40,7 @@ class Options:
     reasoning_format: str = "auto"
     embd_normalize: int = 2
     log_requests: bool = False
+    spec_types: list[str] = field(default_factory=list)
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     sampling: dict[str, Any] = field(default_factory=dict)
 
@@ -148,7 +149,9 @@ class Service:
     def settings(self, body: Sampling) -> Settings:
         if not 1 <= body.choices <= self.n_slots:
             raise Problem(400, f"Field 'n_cmpl': Value must be between 1 <= value <= {self.n_slots}, but got {body.choices}")
-        return settings(body, self.options.sampling, self.model)
+        made = settings(body, self.options.sampling, self.model)
+        made.spec_types = self.options.spec_types
+        return made
 
     def stops(self, body: Sampling) -> list[str]:
         given = [body.stop] if isinstance(body.stop, str) else body.stop
@@ -176,6 +179,7 @@ class Service:
             run.requests.append(ggraph.Request(
                 job.ids, job.settings.samplers(self.model, job.n), run.sink(i), max_tokens=self.limit(body), stop=job.stop,
                 logprobs=job.logprobs, prompt_logprobs=job.prompt_logprobs, preserved=job.preserved, cache_prompt=cache,
+                cache_reuse=-1 if body.n_cache_reuse is None else body.n_cache_reuse,
                 slot=body.id_slot % self.n_slots if body.id_slot >= 0 else -1, n_keep=body.n_keep,
                 time_limit=body.t_max_predict_ms, progress=body.return_progress))
         for request in run.requests:
