@@ -331,6 +331,9 @@ class Engine:
                     self._sample(slot, task, rows if part.guesses else rows[-1:], part.guesses)
             except Exception as e:      # a row of NaN, a grammar that gave up
                 self._fail(slot, e)
+                if np.isnan(rows).any():
+                    self.ctx.memory.wipe(slot.id, self.ctx.backends[-1])
+                    slot.history.clear()
 
     def _sample(self, slot: Slot, task: Task, rows: Any, guesses: Sequence[int]) -> None:
         """The next token by the first row; as long as it is the next guess, one more by the next row."""

@@ -53,6 +53,8 @@ class Shelf:
         if not self.limit or len(tokens) < MIN_KEPT or self._holds(tokens):
             return
         entry = Entry(tokens, self.ctx.state_get(history.seq))
+        if entry.nbytes > self.limit:
+            return
         if not self.stiff:          # what a longer one contains is not needed
             self._entries = [e for e in self._entries if common(e.tokens, tokens) < len(e.tokens)]
         self._entries.append(entry)
@@ -93,8 +95,9 @@ class Shelf:
     def restore(self, entry: Entry, history: History) -> bool:
         """Put an entry in place of what a sequence holds; False, and nothing held, where there is no room for it."""
         history.clear()
-        self._entries.remove(entry)
-        self._entries.append(entry)
+        if entry in self._entries:      # it may have made room for what the sequence held before
+            self._entries.remove(entry)
+            self._entries.append(entry)
         try:
             self.ctx.state_set(entry.state, history.seq)
         except Error:

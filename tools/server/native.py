@@ -66,10 +66,15 @@ def _rate(name: str, n: int, ms: float, steps: int) -> dict[str, Any]:
             f"{name}_per_second": 1e3 * steps / ms if ms else 0.0}
 
 
+def finite(logprob: float) -> float:
+    """Of what cannot come: a number that JSON has, as in llama-server."""
+    return max(logprob, -3.4e38)
+
+
 def logprob_items(service: Service, items: list[ggraph.TokenLogprob]) -> list[dict[str, Any]]:
     def one(id: int, value: float) -> dict[str, Any]:
         piece = service.vocab.piece(id)
-        return {"id": id, "token": piece.decode(errors="replace"), "bytes": list(piece), "logprob": max(value, -3.4e38)}
+        return {"id": id, "token": piece.decode(errors="replace"), "bytes": list(piece), "logprob": finite(value)}
     return [{**one(t.token, t.logprob), "top_logprobs": [one(*top) for top in t.top]} for t in items]
 
 

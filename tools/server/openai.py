@@ -16,7 +16,7 @@ import ggraph
 
 from .chat import Conversation, Told, Turn, converse, follow, turns_of
 from .info import BUILD
-from .native import Choice, collect, jobs, logprob_items, progress_of, timings
+from .native import Choice, collect, finite, jobs, logprob_items, progress_of, timings
 from .problem import JSON, Problem
 from .replies import Delta
 from .schema import Chat, Completion, Sampling
@@ -102,11 +102,11 @@ def _logprobs(service: Service, choice: Choice, echo: bool) -> dict[str, Any] | 
     job, items = choice.job, choice.logprobs
     if job.logprobs is None:
         return None
-    tokens, values, tops = [t.token for t in items], [t.logprob for t in items], [t.top for t in items]
+    tokens, values, tops = [t.token for t in items], [finite(t.logprob) for t in items], [t.top for t in items]
     if echo:
         scored = choice.end.prompt_logprobs
         tokens, tops = job.ids + tokens, [(), *(t.top for t in scored), *tops]
-        values = [None, *(t.logprob for t in scored), *values]  # type: ignore[list-item]
+        values = [None, *(finite(t.logprob) for t in scored), *values]  # type: ignore[list-item]
 
     def text(id: int) -> str:
         return service.vocab.piece(id).decode(errors="replace")
@@ -115,7 +115,7 @@ def _logprobs(service: Service, choice: Choice, echo: bool) -> dict[str, Any] | 
         offsets.append(at)
         at += len(text(id))
     return {"content": logprob_items(service, items), "tokens": [text(t) for t in tokens], "token_logprobs": values,
-            "top_logprobs": [{text(t): v for t, v in top} if top else None for top in tops], "text_offset": offsets}
+            "top_logprobs": [{text(t): finite(v) for t, v in top} if top else None for top in tops], "text_offset": offsets}
 
 
 # --- chat
