@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 import ggraph
 from ggraph import env
 from ggraph.serve.guess import Ask, EachAlone, FirstOf, Guesser, ModelGuesser
-from tests import spec, tiny
+from tests import nextn, spec, tiny
 from tests.serve.test_engine import Asked, idle, lone, opened
 from tests.serve.test_shelf import read
 
@@ -124,6 +125,20 @@ def test_the_same_model_guesses_right(models: dict[str, ggraph.Model], name: str
         unsure = ModelGuesser(draft, p_min=1.0, n_min=1)
         with engine(models[name], unsure) as e:
             assert [tokens for tokens, _ in answers(e, chain)] == [tokens for tokens, _ in plain] and e.stats.draft_n == 0
+
+
+@pytest.mark.parametrize("name", ["qwen35-dense-b", "glm4moe-moe"])
+def test_the_models_own_block_guesses_for_all_slots(name: str, tmp_path: Path) -> None:
+    with ggraph.Model(nextn.write(name, tmp_path / "m.gguf")) as model:
+        with engine(model) as e:
+            plain = answers(e, "temp 0")
+        with ggraph.Context(model, n_ctx=512, n_seq_max=4, n_ubatch=32, n_threads=1, n_rollback=4) as ctx:
+            block = ggraph.Nextn(ctx)
+            e = ggraph.Engine(ctx, model.vocab, guesser=EachAlone([ggraph.MtpDraft(block, seq) for seq in range(4)]), n_draft=3)
+            found = answers(e, "temp 0")
+            assert [tokens for tokens, _ in found] == [tokens for tokens, _ in plain] and e.stats.draft_n > 10 and idle(e)
+            e.close()
+            block.ctx.close()
 
 
 def test_a_guesser_must_fit(models: dict[str, ggraph.Model]) -> None:

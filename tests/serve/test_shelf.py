@@ -13,6 +13,7 @@ import pytest
 import ggraph
 from ggraph.serve.prefix import common
 from tests import spec
+from tests.serve.test_engine import paused
 
 MODELS = ["llama-dense", "gemma3-dense", "falcon-h1-dense", "mamba2-dense", "lfm2-dense", "qwen35-dense"]
 STIFF = MODELS[1:]
@@ -113,7 +114,9 @@ def test_a_prefix_is_evaluated_once_where_memory_cannot_be_cut(files: dict[str, 
     with engine(files[name], cache_bytes=0, n_seq_max=1) as alone:
         want = [read(ask(alone, p, cache_prompt=False)[1])[0] for p in asked]
     with engine(files[name], cache_bytes=0) as e:
-        done = [read(events) for events in [ask(e, p)[1] for p in asked]]
+        with paused(e):
+            running = [ask(e, p)[1] for p in asked]
+        done = [read(events) for events in running]
         assert [tokens for tokens, _ in done] == want
         assert [d.n_cached for _, d in done] == [0, 89, 89] and "shared with slot" in e.slots[1].reuse
 

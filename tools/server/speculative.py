@@ -14,7 +14,7 @@ from ggraph import env, hub
 
 from .._console import Bars
 from .._options import KV_TYPES, Params, context_arguments, group
-from .._speculative import MAX_ROLLBACK, n_guesses
+from .._speculative import MAX_ROLLBACK, limits, n_guesses
 
 _speculative = group("Speculative decoding")
 ADAPTERS = ("lora", "lora_scaled", "control_vector", "control_vector_scaled")       # which are for the large model
@@ -71,6 +71,10 @@ def guesser(p: Params, ctx: ggraph.Context, bars: Bars, closing: list[Callable[[
     if "ngram-simple" in kinds:
         size = p["spec_ngram_simple_size_n"]
         found.append(ggraph.EachAlone([ggraph.NgramDraft(size, p["spec_ngram_simple_size_m"], least=size)]))
+    if "draft-mtp" in kinds:
+        nextn = ggraph.Nextn(ctx)
+        closing.append(nextn.ctx.close)
+        found.append(ggraph.EachAlone([ggraph.MtpDraft(nextn, seq, **limits(p)) for seq in range(ctx.n_seq_max)]))
     if "draft-simple" in kinds:
         found.append(_model(p, ctx, bars, closing))
     return ggraph.FirstOf(found) if len(found) > 1 else next(iter(found), None)
@@ -86,6 +90,6 @@ def _model(p: Params, ctx: ggraph.Context, bars: Bars, closing: list[Callable[[]
                "type_v": p["spec_draft_type_v"], "n_rollback": p["spec_draft_n_max"], "progress": bars}
     draft = ggraph.Context(model, **options)
     closing.append(draft.close)
-    made = ggraph.ModelGuesser(draft, n_min=p["spec_draft_n_min"], p_min=p["spec_draft_p_min"])
+    made = ggraph.ModelGuesser(draft, **limits(p))
     made.check(ctx)
     return made
