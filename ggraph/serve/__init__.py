@@ -1,4 +1,4 @@
-"""Many answers at once from one Context. In reading order: task, prefix, shelf, chunks, slot, guess, batcher, engine; embedder.
+"""Many answers at once from one Context. In reading order: task, prefix, shelf, slot, guess, batcher, waiting, engine.
 
 In: requests (token ids, samplers, limits) from any thread. Out: events, as they happen. Must not know: HTTP, JSON.
 """

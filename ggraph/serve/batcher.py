@@ -16,7 +16,7 @@ from ..vocab import Vocab
 from .guess import Ask, Guesser
 from .shelf import Shelf
 from .slot import Slot
-from .task import Task
+from .task import Adapters, Task
 
 SCORED_ROWS = 64        # rows of a prompt that are scored together: each has logits for the whole vocabulary
 
@@ -38,6 +38,7 @@ class Batcher:
     def __init__(self, ctx: Context, vocab: Vocab, shelf: Shelf, full: Callable[[Slot, Task], None], context_shift: bool,
                  guesser: Guesser | None, n_draft: int):
         self.ctx, self.vocab, self.shelf, self.full, self.context_shift = ctx, vocab, shelf, full, context_shift
+        self.adapters: Adapters = ctx.adapters          # of tasks that name none
         back = ctx.cparams.n_rollback if ctx.memory.rs is not None else n_draft
         self.guesser, self.n_draft = guesser, min(n_draft, back)
         if guesser is not None and self.n_draft < 1:
@@ -46,10 +47,11 @@ class Batcher:
 
     def fill(self, slots: Sequence[Slot], guess: bool) -> tuple[Batch, list[Part]]:
         """The next round's batch; with no guesses where they found no room."""
-        active = sorted((s for s in slots if s.task), key=lambda s: s.task.number if s.task else 0)
+        active = self._alike(sorted((s for s in slots if s.task), key=lambda s: s.task.number if s.task else 0))
+        known = [s for s in slots if s.task is None or s in active]
         for slot in active:         # before anything is queued: slots share what memory has
             if slot.task and slot.task.fresh and not slot.task.waits:
-                slot.begin(slots, self.shelf)
+                slot.begin(known, self.shelf)
         ready = [(s, s.task) for s in active if s.task and not s.task.fresh and not s.task.waits]
         batch, parts = Batch(), list[Part]()
         writing = [(s, t) for s, t in ready if t.generating and len(s.pending) == 1 and self._goes_on(s, t)]
@@ -63,6 +65,30 @@ class Batcher:
             if room and slot.task is task and slot.pending:
                 room -= self._queue_prompt(slot, task, batch, parts, room)
         return batch, parts
+
+    def adapters_of(self, task: Task) -> Adapters:
+        """Those that are not off."""
+        given = task.request.adapters
+        return self.adapters if given is None else [(a, scale) for a, scale in given if scale]
+
+    def _alike(self, active: Sequence[Slot]) -> list[Slot]:
+        """Slots that can be computed together, as their tasks have the same adapters, which are then on. Where there are several
+        such groups, they take turns."""
+        groups = list[tuple[Adapters, list[Slot]]]()
+        for slot in active:
+            adapters = self.adapters_of(slot.task) if slot.task else ()
+            group = next((group for known, group in groups if known == adapters), None)
+            if group is None:
+                groups.append((adapters, [slot]))
+            else:
+                group.append(slot)
+        if not groups:
+            return []
+        last = next((i for i, (adapters, _) in enumerate(groups) if adapters == self.ctx.adapters), -1)
+        adapters, group = groups[(last + 1) % len(groups)]
+        if adapters != self.ctx.adapters:
+            self.ctx.set_adapters(adapters)
+        return group
 
     def _queue_prompt(self, slot: Slot, task: Task, batch: Batch, parts: list[Part], room: int) -> int:
         scored = task.request.prompt_logprobs is not None and len(task.prompt_logprobs) + 1 < task.n_prompt

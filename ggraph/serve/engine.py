@@ -10,13 +10,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 
 from .. import env
-from ..adapters import Adapter
 from ..batch import Batch
 from ..context import Context
 from ..errors import Aborted, ContextFull, Error
@@ -24,40 +22,13 @@ from ..vocab import Vocab
 from .batcher import Batcher, Part
 from .chunks import refusal
 from .guess import Guesser
-from .prefix import common
 from .shelf import Shelf
-from .slot import Slot, choose
-from .task import Failed, Request, Task
+from .slot import Slot
+from .stats import Stats
+from .task import Adapters, Failed, Request, Task
+from .waiting import Waiting
 
 T = TypeVar("T")
-
-
-@dataclass
-class Stats:
-    """Counts since the engine started."""
-    prompt_n: int = 0
-    cached_n: int = 0
-    prompt_ms: float = 0.0
-    generated_n: int = 0
-    generated_ms: float = 0.0
-    n_decode: int = 0
-    n_busy: int = 0             # sum over rounds of the slots that took part
-    n_tokens_max: int = 0
-    n_preempted: int = 0
-    n_drafts: int = 0           # runs that judged guesses
-    draft_n: int = 0
-    accepted: list[int] = field(default_factory=list)       # by a guess's place in its run: how often it was right
-
-    def guessed(self, task: Task, n: int, right: int, ended: bool) -> None:
-        """Of n guesses the first ones were right; those behind the end of the text do not count."""
-        n = right if ended else n
-        task.draft_n += n
-        task.draft_n_accepted += right
-        self.n_drafts += 1
-        self.draft_n += n
-        self.accepted += [0] * (right - len(self.accepted))
-        for i in range(right):
-            self.accepted[i] += 1
 
 
 class Engine:
@@ -79,7 +50,7 @@ class Engine:
         self.slots = [Slot(ctx, i) for i in range(ctx.n_seq_max)]
         self._batcher = Batcher(ctx, vocab, self.shelf, self._end, context_shift, guesser, n_draft)
         self.stats = Stats()
-        self._waiting: list[list[Task]] = []        # choices that start together, by number
+        self._waiting = Waiting(ctx, self.slots, self._batcher.adapters_of)
         self._inbox: deque[Request | Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._closing = False
@@ -128,16 +99,18 @@ class Engine:
         self._post(run)
         return future
 
-    def set_adapters(self, adapters: Sequence[tuple[Adapter, float]]) -> Future[None]:
-        """From the next round on, for all. What idle slots and the shelf remember was computed without them, and is forgotten;
-        texts that are being written go on."""
+    def set_adapters(self, adapters: Adapters) -> Future[None]:
+        """From the next round on, for all requests that name none. What was computed with others is not reused; texts that are
+        being written go on."""
         def change() -> None:
             self.ctx.set_adapters(adapters)
-            self.shelf.clear()
-            for slot in self.slots:
-                if slot.task is None:
-                    slot.history.clear()
+            self._batcher.adapters = self.ctx.adapters
         return self.call(change)
+
+    @property
+    def adapters(self) -> Adapters:
+        """Of requests that name none."""
+        return self._batcher.adapters
 
     def close(self) -> None:
         """Stop at once; requests that are not done get `Failed`."""
@@ -183,7 +156,7 @@ class Engine:
     def _round(self) -> None:
         self._take_inbox()
         self._drop_cancelled()
-        self._assign()
+        self._waiting.assign()
         guess = True
         while not self._closing:
             batch, parts = self._batcher.fill(self.slots, guess)
@@ -199,14 +172,15 @@ class Engine:
             item = self._inbox.popleft()
             if isinstance(item, Request):
                 self._count += 1
-                self._waiting.append([Task(item, i, self._count, self.vocab) for i in range(len(item.samplers))])
-                for task in self._waiting[-1]:
+                tasks = [Task(item, i, self._count, self.vocab) for i in range(len(item.samplers))]
+                for task in tasks:
                     task.cache_reuse = item.cache_reuse if item.cache_reuse >= 0 else self.cache_reuse
+                self._waiting.add(tasks)
             else:
                 item()
 
     def _drop_cancelled(self) -> None:
-        self._waiting = [tasks for tasks in self._waiting if not tasks[0].request.cancelled]
+        self._waiting.drop(lambda request: request.cancelled)
         for slot in self._active():
             if slot.task is not None and slot.task.request.cancelled:
                 self._release(slot)
@@ -215,35 +189,6 @@ class Engine:
         slot.task = None
         self._count += 1
         slot.used = self._count
-
-    # --- who gets a slot
-
-    def _assign(self) -> None:
-        """First come, first served; only who waits for one certain slot lets others pass."""
-        for tasks in list(self._waiting):
-            slot = choose(self.slots, tasks[0])
-            idle = [s for s in self.slots if s.task is None and s is not slot]
-            if slot is None and tasks[0].request.slot >= 0:
-                continue
-            if slot is None or len(idle) + 1 < len(tasks) or not self._has_room(tasks):
-                return
-            self._waiting.remove(tasks)
-            for task in tasks:
-                task.fresh, task.waits = True, task is not tasks[0]
-            slot.task = tasks[0]
-            for s, task in zip(sorted(idle, key=lambda s: s.used), tasks[1:]):
-                s.task = task
-
-    def _has_room(self, tasks: list[Task]) -> bool:
-        """Beside what the active slots hold and will hold at least. One alone always finds room."""
-        active = list(self._active())
-        stores = [g.store for g in self.ctx.memory.kv if g.store.n_stream == 1 and not g.store.window]
-        if not active or not stores:
-            return True
-        held = len(np.unique(np.concatenate([stores[0].line(s.id).cells for s in active])))
-        shared = max(common(s.task.target, tasks[0].target) for s in active if s.task is not None)
-        coming = sum(len(s.pending) for s in active)
-        return bool(held + coming + len(tasks[0].target) - shared + len(active) + len(tasks) <= stores[0].size)
 
     # --- one batch
 
@@ -306,8 +251,7 @@ class Engine:
         self.shelf.put(slot.history)
         slot.history.clear()
         self._release(slot)
-        self._waiting.append(together)
-        self._waiting.sort(key=lambda tasks: (tasks[0].number, tasks[0].index))
+        self._waiting.add(together)
 
     # --- what came of it
 
@@ -382,13 +326,7 @@ class Engine:
 
     def _end(self, slot: Slot, task: Task) -> None:
         done = task.done(slot.id, len(slot.tokens))
-        s = self.stats
-        s.prompt_n += done.n_evaluated
-        s.cached_n += done.n_cached
-        s.prompt_ms += done.prompt_ms
-        s.generated_n += done.n_generated
-        s.generated_ms += done.generated_ms
-        s.n_tokens_max = max(s.n_tokens_max, len(slot.tokens))
+        self.stats.done(done)
         self._release(slot)
         task.request.tell(done)
 
@@ -397,7 +335,7 @@ class Engine:
         if slot.task is None:
             return
         request = slot.task.request
-        self._waiting = [tasks for tasks in self._waiting if tasks[0].request is not request]
+        self._waiting.drop(lambda waiting: waiting is request)
         for s in list(self._active()):
             if s.task and s.task.request is request:
                 self._release(s)
@@ -407,6 +345,6 @@ class Engine:
         for slot in self.slots:
             self._fail(slot, error)
             slot.history.settle()
-        for request in {id(tasks[0].request): tasks[0].request for tasks in self._waiting}.values():
+        for request in self._waiting.requests():
             request.tell(Failed(error))
-        self._waiting = []
+        self._waiting.drop(lambda request: True)

@@ -14,7 +14,7 @@ from ..context import Context
 from ..errors import Error
 from ..generate import History
 from .prefix import common
-from .task import Task
+from .task import Adapters, Task
 
 MIN_KEPT = 32       # tokens: less is evaluated again faster than it is worth a place
 NEAR_END = 4        # tokens of a prompt behind its last checkpoint
@@ -24,6 +24,7 @@ NEAR_END = 4        # tokens of a prompt behind its last checkpoint
 class Entry:
     tokens: list[int]
     state: dict[str, np.ndarray]
+    adapters: Adapters          # with which it was computed
 
     @property
     def nbytes(self) -> int:
@@ -50,28 +51,32 @@ class Shelf:
     def put(self, history: History) -> None:
         """Keep what a sequence holds, unless it is here or too little."""
         tokens = list(history.tokens)
-        if not self.limit or len(tokens) < MIN_KEPT or self._holds(tokens):
+        if not self.limit or len(tokens) < MIN_KEPT or self._holds(history):
             return
-        entry = Entry(tokens, self.ctx.state_get(history.seq))
+        entry = Entry(tokens, self.ctx.state_get(history.seq), history.adapters)
         if entry.nbytes > self.limit:
             return
         if not self.stiff:          # what a longer one contains is not needed
-            self._entries = [e for e in self._entries if common(e.tokens, tokens) < len(e.tokens)]
+            self._entries = [e for e in self._entries
+                             if e.adapters != entry.adapters or common(e.tokens, tokens) < len(e.tokens)]
         self._entries.append(entry)
         while self.nbytes > self.limit:
             del self._entries[0]
 
-    def clear(self) -> None:
-        self._entries.clear()
+    def _holds(self, history: History) -> bool:
+        tokens = history.tokens
+        return any(e.tokens == tokens if self.stiff else common(e.tokens, tokens) == len(tokens)
+                   for e in self._entries if e.adapters == history.adapters)
 
-    def _holds(self, tokens: Sequence[int]) -> bool:
-        exact = (e.tokens == tokens if self.stiff else common(e.tokens, tokens) == len(tokens) for e in self._entries)
-        return any(exact)
+    def _usable(self) -> list[Entry]:
+        """With the adapters that are on."""
+        adapters = self.ctx.adapters
+        return [e for e in self._entries if e.adapters == adapters]
 
     def best(self, want: Sequence[int]) -> tuple[int, Entry | None]:
         """The entry that has most of a token list, and how much of it."""
         found: tuple[int, Entry | None] = (0, None)
-        for e in self._entries:
+        for e in self._usable():
             n = common(e.tokens, want)
             if n > found[0] and (not self.stiff or n == len(e.tokens)):
                 found = (n, e)
@@ -79,7 +84,7 @@ class Shelf:
 
     def longest(self, want: Sequence[int]) -> int:
         """How much of a token list any entry begins with, whether that is of use or not."""
-        return max((common(e.tokens, want) for e in self._entries), default=0)
+        return max((common(e.tokens, want) for e in self._usable()), default=0)
 
     def stops(self, task: Task, known: int, found: int) -> None:
         """Tell a task where to keep the state of its prompt, so that another one with the same start can go on from there: where

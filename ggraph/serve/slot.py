@@ -19,7 +19,7 @@ from ..generate import History
 from .chunks import move, plan, refusal
 from .prefix import common
 from .shelf import Shelf
-from .task import Task
+from .task import Adapters, Task
 
 MIN_SHARE = 16          # tokens that sharing or waiting for another slot's must win, else it is not worth it
 MIN_SIMILAR = 0.1       # of a prompt: so much must be in a slot to prefer it to the one unused for longest
@@ -54,7 +54,8 @@ class Slot:
         return True
 
     def begin(self, slots: Iterable[Slot], shelf: Shelf) -> None:
-        """Find what is there of the task's tokens, in this slot, in others or on the shelf.
+        """Find what is there of the task's tokens, in this slot, in others or on the shelf. The task's adapters are on; `slots` are
+        those whose tasks have the same, or that have none.
 
         The task stays `fresh` where another slot is evaluating them just now: then it is better to wait.
         """
@@ -65,7 +66,10 @@ class Slot:
             self.history.clear()
             self._begun(task, 0, "cache off" if not task.request.cache_prompt else "all of the prompt is scored")
             return
-        want, others = task.target[:-1], [s for s in slots if s is not self]
+        if self.history.adapters != self.history.ctx.adapters:
+            shelf.put(self.history)
+            self.history.clear()
+        want, others = task.target[:-1], [s for s in slots if s is not self and s.history.adapters == self.history.adapters]
         same = common(self.tokens, want)
         own = self._cut(same)
         chunks = plan(self.tokens, want, same, task.cache_reuse) if task.cache_reuse and not self.unmovable else []
@@ -176,8 +180,9 @@ def _why(had: int, same: int, kept: int) -> str:
     return "another start" if not same else f"{same} tokens are the same, but the memory cannot go back to there"
 
 
-def choose(slots: Sequence[Slot], task: Task) -> Slot | None:
-    """An idle slot for a task: the one asked for, the one that holds most of its start, or the one unused for longest."""
+def choose(slots: Sequence[Slot], task: Task, adapters: Adapters) -> Slot | None:
+    """An idle slot for a task with these adapters: the one asked for, the one that holds most of its start, or the one unused for
+    longest."""
     idle = [s for s in slots if s.task is None]
     if task.request.slot >= 0:
         return next((s for s in idle if s.id == task.request.slot), None)
@@ -186,7 +191,7 @@ def choose(slots: Sequence[Slot], task: Task) -> Slot | None:
     oldest = min(idle, key=lambda s: (s.used, s.id))
     if not task.request.cache_prompt:
         return oldest
-    same = {s.id: common(s.tokens, task.target) for s in idle}
+    same = {s.id: common(s.tokens, task.target) if s.history.adapters == adapters else 0 for s in idle}
     best = max(idle, key=lambda s: (same[s.id], -s.used))
     if same[best.id] <= MIN_SIMILAR * len(task.target):
         return oldest

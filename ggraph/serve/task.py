@@ -13,6 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ..adapters import Adapter
 from ..generate import Output, TokenLogprob
 from ..generate.output import logprob
 from ..sampling import Sampler
@@ -70,6 +71,7 @@ class Failed:
     error: Exception
 
 
+Adapters: TypeAlias = Sequence[tuple[Adapter, float]]
 Event: TypeAlias = Progress | Piece | Done | Failed
 
 
@@ -80,6 +82,7 @@ class Request:
     `sink` is called with each event, on the engine's thread; it must return at once. The last event is `Failed`, or the
     `Done` of the last choice. `logprobs`, `prompt_logprobs`: how many likeliest tokens beside the one chosen; None: no
     log-probabilities. `preserved`: control tokens that are text. `time_limit`: ms of generation. `slot`: this one, -1: any.
+    `adapters`: exactly these, each with its scale; None: the engine's.
     `cache_reuse`: at least so many tokens that a slot holds are moved to where the prompt has them, -1: the engine's choice.
     """
     prompt: Sequence[int]
@@ -92,6 +95,7 @@ class Request:
     preserved: frozenset[int] = frozenset()
     cache_prompt: bool = True
     cache_reuse: int = -1
+    adapters: Adapters | None = None
     slot: int = -1
     n_keep: int = 0
     time_limit: float = -1.0

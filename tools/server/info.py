@@ -155,18 +155,9 @@ def adapters(service: Service) -> Response:
 
 async def set_adapters(service: Service, scales: Any) -> Response:
     """[{"id", "scale"}, ...]; those not listed are off."""
-    loaded = service.adapters()
-    wanted = dict.fromkeys(range(len(loaded)), 0.0)
-    for entry in scales if isinstance(scales, list) else [None]:
-        id, scale = (entry.get("id"), entry.get("scale")) if isinstance(entry, dict) else (None, None)
-        if isinstance(id, bool) or not isinstance(id, int) or id not in wanted:
-            raise Problem(400, f"the body is an array of {{\"id\", \"scale\"}} with ids of the {len(loaded)} LoRA adapters loaded")
-        if isinstance(scale, bool) or not isinstance(scale, int | float) or abs(scale) > 1e6:
-            raise Problem(400, f"the scale of adapter {id} must be a number")
-        wanted[id] = float(scale)
-    if loaded:
-        await asyncio.wrap_future(service.engine.set_adapters(
-            [*((a, wanted[i]) for i, (a, _) in enumerate(loaded)), *service.vectors()]))
+    wanted = service.chosen(scales if isinstance(scales, list) else [None])
+    if service.adapters():
+        await asyncio.wrap_future(service.engine.set_adapters(wanted))
     return JSON({"success": True})
 
 

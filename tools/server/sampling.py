@@ -61,15 +61,13 @@ class Settings:
                 "grammar_triggers": [], "preserved_tokens": [], "chat_format": "Content-only", "reasoning_format": "deepseek",
                 "reasoning_in_content": False, "generation_prompt": "", "samplers": self.params["samplers"].split(";"),
                 "speculative.types": ",".join(self.spec_types) or "none", "timings_per_token": b.timings_per_token,
-                "post_sampling_probs": b.post_sampling_probs, "backend_sampling": False, "lora": [], **self.more}
+                "post_sampling_probs": b.post_sampling_probs, "backend_sampling": False, "lora": b.lora, **self.more}
 
 
 def settings(body: Sampling, defaults: Mapping[str, Any], model: ggraph.Model) -> Settings:
     """What a body asks for, over the server's defaults. A grammar that does not compile is a `Problem`."""
     if body.post_sampling_probs:
         raise Problem(400, "post_sampling_probs is not supported; n_probs gives probabilities before sampling")
-    if body.lora:
-        raise Problem(400, "the scales of LoRAs are the same for all requests; POST /lora-adapters sets them")
     params = {k: v for k, v in defaults.items() if k not in ("logit_bias", "breakers", "ignore_eos")}
     for name in FIELDS:
         if (value := getattr(body, name)) is not None:

@@ -101,8 +101,21 @@ class Service:
 
     def adapters(self) -> list[tuple[ggraph.Adapter, float]]:
         """LoRAs, each with its scale, 0 for those that are off."""
-        scales = dict(self.ctx.adapters)
+        scales = dict(self._engine.adapters if self._engine else self.ctx.adapters)
         return [(a, scales.get(a, 0.0)) for a, _ in self._loaded if a.pairs]
+
+    def chosen(self, scales: list[Any]) -> list[tuple[ggraph.Adapter, float]]:
+        """All adapters with the LoRAs at the scales of [{"id", "scale"}, ...]; those not listed are off."""
+        loaded = self.adapters()
+        wanted = dict.fromkeys(range(len(loaded)), 0.0)
+        for entry in scales:
+            id, scale = (entry.get("id"), entry.get("scale")) if isinstance(entry, dict) else (None, None)
+            if isinstance(id, bool) or not isinstance(id, int) or id not in wanted:
+                raise Problem(400, f"LoRA scales are an array of {{id, scale}}, with ids of the {len(loaded)} adapters loaded")
+            if isinstance(scale, bool) or not isinstance(scale, int | float) or not abs(scale) <= 1e6:
+                raise Problem(400, f"the scale of adapter {id} must be a number")
+            wanted[id] = float(scale)
+        return [*((a, wanted[i]) for i, (a, _) in enumerate(loaded)), *self.vectors()]
 
     def vectors(self) -> list[tuple[ggraph.Adapter, float]]:
         """Control vectors, which stay as they are."""
@@ -179,6 +192,7 @@ class Service:
             run.requests.append(ggraph.Request(
                 job.ids, job.settings.samplers(self.model, job.n), run.sink(i), max_tokens=self.limit(body), stop=job.stop,
                 logprobs=job.logprobs, prompt_logprobs=job.prompt_logprobs, preserved=job.preserved, cache_prompt=cache,
+                adapters=self.chosen(body.lora) if body.lora else None,
                 cache_reuse=-1 if body.n_cache_reuse is None else body.n_cache_reuse,
                 slot=body.id_slot % self.n_slots if body.id_slot >= 0 else -1, n_keep=body.n_keep,
                 time_limit=body.t_max_predict_ms, progress=body.return_progress))

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import random
 import signal
@@ -434,4 +435,39 @@ def test_lora_adapters(tmp_path: Path) -> None:
         wrong: list[Any] = [[{"id": 1, "scale": 1}], [{"id": 0}], {}, [0]]
         for bad in wrong:
             assert c.post("/lora-adapters", json=bad).status_code == 400
-        assert "POST /lora-adapters" in post(c, "/completion", 400, **ask, lora=[{"id": 0, "scale": 1}])["message"]
+            assert not isinstance(bad, list) or post(c, "/completion", 400, **ask, lora=bad)
+
+
+def test_requests_with_loras_of_their_own(tmp_path: Path) -> None:
+    """Each at its own scale, at the same time: answers are those of requests alone, and caches are not mixed."""
+    model, loras = adapters.write(tmp_path, "llama-dense")
+    prompt = list(range(1, 90))
+    bodies = [{"prompt": [*prompt, i], "return_tokens": True, **GREEDY, "n_predict": 24, "lora": lora}
+              for i in range(3) for lora in ([], [{"id": 0, "scale": 1.0}], [{"id": 0, "scale": 3.0}], [{"id": 0, "scale": 0.0}])]
+    with running("-m", str(model), "-c", "1024", "-np", "4", "-ub", "32", "--lora", str(loras[0])) as server:
+        async def together() -> list[Any]:
+            async with httpx.AsyncClient(base_url=server.url, timeout=60) as c:
+                return [r.json() for r in await asyncio.gather(*(c.post("/completion", json=b) for b in bodies))]
+        found = [a["tokens"] for a in asyncio.run(together())]
+        with httpx.Client(base_url=server.url, timeout=60) as c:
+            alone = [post(c, "/completion", **b, cache_prompt=False)["tokens"] for b in bodies]
+            assert found == alone and len({tuple(tokens) for tokens in found[:4]}) == 3 and found[0] == found[1]
+            again = [post(c, "/completion", **b) for b in bodies]
+            assert [a["tokens"] for a in again] == alone and any(a["timings"]["cache_n"] > 80 for a in again)
+            assert c.get("/lora-adapters").json()[0]["scale"] == 1.0
+            assert again[2]["generation_settings"]["lora"] == [{"id": 0, "scale": 3.0}]
+
+
+def test_the_load_benchmark(server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+                            tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "bench"))
+    load = importlib.import_module("load")
+    args = ["--url", server.url, "--peer-url", server.url, "--clients", "1,3", "--n-prompt", "20", "--n-predict", "4",
+            "--n-vocab", "290", "--n-long", "200", "--out", str(tmp_path / "out.jsonl")]
+    monkeypatch.setattr("sys.argv", ["load.py", *args])
+    load.main()
+    said = capsys.readouterr().out
+    assert said.count("ratio") == 2 and said.count("no request waits while a slot is idle: ") == 2
+    assert said.count("they grow by at most one ubatch: ") == 2
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert len(rows) == 6 and all(row["n_predict"] == 4 for row in rows) and rows[0]["tokens_per_second"] > 0
