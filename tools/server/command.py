@@ -34,7 +34,7 @@ SERVER = (
             help="Key that requests must bring; several: repeat, or join by commas."),
     _server("--api-key-file", type=_file, help="A file with one key a line."),
     _server("timeout", "-to", "--timeout", type=click.IntRange(min=1), default=3600, show_default=True, metavar="S",
-            help="Seconds that a client has to send its request."),
+            help="Seconds that a client may stall while it sends its request, or instead of reading the answer."),
     _server("--cors-origins", default="localhost", show_default=True, metavar="LIST",
             help="Pages that may use the server: localhost, *, or origins joined by commas."),
     _server("--sse-ping-interval", type=click.IntRange(min=-1), default=30, show_default=True, metavar="S",
@@ -82,6 +82,8 @@ CHAT = (
 OUTPUT = (
     _output("-q", "--quiet", is_flag=True, help="No sizes, bars and log on standard error."),
     _output("--log-requests", is_flag=True, help="A line for each request: method, path, status."),
+    _output("-v", "--verbose", is_flag=True,
+            help="More log: --log-requests, what each slot found of its prompt in a cache, and why not more."),
 )
 # Parameter -> the end of its environment variable's name, LLAMA_ARG_...; what is typed wins.
 ENVIRONMENT = {
@@ -91,7 +93,7 @@ ENVIRONMENT = {
     "port": "PORT", "alias": "ALIAS", "api_key_file": "API_KEY_FILE", "timeout": "TIMEOUT", "cors_origins": "CORS_ORIGINS",
     "sse_ping_interval": "SSE_PING_INTERVAL", "slots": "ENDPOINT_SLOTS", "metrics": "ENDPOINT_METRICS",
     "props": "ENDPOINT_PROPS", "cache_ram": "CACHE_RAM", "cache_reuse": "CACHE_REUSE", "n_checkpoints": "CTX_CHECKPOINTS",
-    "checkpoint_step": "CHECKPOINT_MIN_STEP", "spec_type": "SPEC_TYPE", "spec_draft_model": "SPEC_DRAFT_MODEL",
+    "checkpoint_step": "CHECKPOINT_MIN_SPACING_NT", "spec_type": "SPEC_TYPE", "spec_draft_model": "SPEC_DRAFT_MODEL",
     "spec_draft_n_max": "SPEC_DRAFT_N_MAX", "spec_draft_n_min": "SPEC_DRAFT_N_MIN", "spec_draft_p_min": "SPEC_DRAFT_P_MIN",
     "spec_draft_ngl": "N_GPU_LAYERS_DRAFT", "spec_draft_type_k": "SPEC_DRAFT_CACHE_TYPE_K",
     "spec_draft_type_v": "SPEC_DRAFT_CACHE_TYPE_V",
@@ -131,6 +133,9 @@ def main(ctx: click.Context, /, **p: Any) -> None:
     from environment variables, under llama-server's names: LLAMA_ARG_MODEL, LLAMA_ARG_CTX_SIZE, LLAMA_API_KEY and so on.
     """
     env.set_quiet(p["quiet"])
+    if p["verbose"]:
+        p["log_requests"] = True
+        os.environ.setdefault("GGRAPH_DEBUG", "1")
     try:
         import fastapi
         import prometheus_client
@@ -221,6 +226,8 @@ class Server:
 def _web(app: Any, p: Params) -> Any:
     import uvicorn
 
+    from .patience import patient
+
     class Web(uvicorn.Server):
         """One line when it listens; the first signal ends in good order, the second at once."""
 
@@ -238,7 +245,8 @@ def _web(app: Any, p: Params) -> Any:
                     env.log(f"listening at http://{host}:{port}")
 
     config = uvicorn.Config(app, host=p["host"], port=p["port"], log_level="warning", access_log=False, lifespan="off",
-                            timeout_graceful_shutdown=5, server_header=False, h11_max_incomplete_event_size=1 << 16)
+                            timeout_graceful_shutdown=5, server_header=False, http=patient(p["timeout"]),
+                            h11_max_incomplete_event_size=1 << 16)
     return Web(config)
 
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import json
 import random
@@ -361,6 +362,47 @@ def test_a_slow_client_and_the_log(file: str) -> None:
         post(c, "/completion", prompt="secret", n_predict=1)
         soon(lambda: any("POST /completion 200" in line for line in server.log))
         assert not any("secret" in line for line in server.log)
+
+
+def stalled(url: str, sent: bytes) -> socket.socket:
+    host, port = url.removeprefix("http://").split(":")
+    s = socket.socket()
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    s.settimeout(20)
+    s.connect((host, int(port)))
+    s.sendall(sent)
+    return s
+
+
+def test_clients_that_stall(file: str) -> None:
+    """In the head of a request, in that of a second one, and instead of reading a stream: their connections are closed."""
+    with running("-m", file, "-c", "512", "-np", "1", "--timeout", "1") as server, httpx.Client(base_url=server.url) as c:
+        for head in (b"", b"POST /completion HTTP/1.1\r\nHo", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /hea"):
+            with stalled(server.url, head) as s:
+                answer = b""
+                with contextlib.suppress(ConnectionResetError):
+                    while part := s.recv(4096):
+                        answer += part
+                assert (b"200 OK" in answer) == head.startswith(b"GET")
+        body = json.dumps({"prompt": "a", "n_predict": 250, "ignore_eos": True, "stream": True, "n_probs": 280}).encode()
+        request = b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+        with stalled(server.url, request) as s:
+            soon(lambda: not idle(c))
+            time.sleep(0.2)
+            soon(lambda: idle(c))
+            with pytest.raises(OSError):
+                for _ in range(100):
+                    s.sendall(b"x" * 1000)
+                    time.sleep(0.05)
+        assert post(c, "/completion", prompt="a", n_predict=1)["tokens_predicted"] == 1
+
+
+def test_verbose(file: str) -> None:
+    with running("-m", file, "-c", "256", "-np", "1", "-v") as server, httpx.Client(base_url=server.url) as c:
+        for _ in range(2):
+            post(c, "/completion", prompt="the rain in an air", n_predict=1)
+        for said in ("slot was empty", "tokens kept", "POST /completion 200"):
+            soon(lambda said=said: any(said in line for line in server.log))
 
 
 def test_a_second_signal(file: str) -> None:
