@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         Piece,
         Progress,
         Request,
+        Times,
         sampling_defaults,
     )
     from ggraph.vocab import Vocab
@@ -99,6 +100,7 @@ __all__ = [
     "Sampler",
     "SamplerError",
     "TemplateError",
+    "Times",
     "TokenLogprob",
     "Vocab",
     "VocabError",
@@ -137,6 +139,7 @@ _HOME = {
     "Request": "serve",
     "STOP": "context",
     "Sampler": "sampling",
+    "Times": "serve",
     "TokenLogprob": "generate",
     "Vocab": "vocab",
     "audit": "model",

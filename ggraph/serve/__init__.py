@@ -6,7 +6,7 @@ from .defaults import sampling_defaults
 from .embedder import Embedder
 from .engine import Engine
 from .guess import EachAlone, FirstOf, Guesser, ModelGuesser
-from .task import Done, Event, Failed, Piece, Progress, Request
+from .task import Done, Event, Failed, Piece, Progress, Request, Times
 
 __all__ = ["Done", "EachAlone", "Embedder", "Engine", "Event", "Failed", "FirstOf", "Guesser", "ModelGuesser", "Piece", "Progress",
-           "Request", "sampling_defaults"]
+           "Request", "Times", "sampling_defaults"]

@@ -30,13 +30,26 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Times:
+    """How long a choice has taken so far, and for how many tokens; as in `Done`."""
+    n_cached: int
+    n_evaluated: int
+    n_generated: int
+    prompt_ms: float
+    generated_ms: float
+    draft_n: int
+    draft_n_accepted: int
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
-    """Text that has become certain, with the tokens that it was made of."""
+    """Text that has become certain, with the tokens that it was made of. `times`: if asked for."""
     index: int
     text: str
     tokens: list[int]
     logprobs: list[TokenLogprob]
     n_generated: int
+    times: Times | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +113,7 @@ class Request:
     n_keep: int = 0
     time_limit: float = -1.0
     progress: bool = False
+    timings: bool = False
     cancelled: bool = field(default=False, init=False)
 
     def tell(self, event: Event) -> None:
@@ -211,7 +225,14 @@ class Task:
     def _tell(self, piece: str) -> None:
         tokens, logprobs = self._tokens, self._logprobs
         self._tokens, self._logprobs = [], []
-        self.request.tell(Piece(self.index, piece, tokens, logprobs, len(self.output.tokens)))
+        times = self.times() if self.request.timings else None
+        self.request.tell(Piece(self.index, piece, tokens, logprobs, len(self.output.tokens), times))
+
+    def times(self) -> Times:
+        now = time.perf_counter()
+        first = self._first or now
+        return Times(max(self.n_cached, 0), self.n_evaluated, len(self.output.tokens), 1e3 * (first - (self._start or first)),
+                     1e3 * (now - first), self.draft_n, self.draft_n_accepted)
 
     def finish(self, reason: str, stop_type: str) -> None:
         """End the text here."""
@@ -220,11 +241,10 @@ class Task:
 
     def done(self, slot: int, n_past: int) -> Done:
         """The last event; before it, tokens that made no text of their own."""
-        now, out = time.perf_counter(), self.output
+        out, t = self.output, self.times()
         if self._tokens and out.stop_type != "word":
             self._tell("")
         assert out.finish_reason is not None
-        first = self._first or now
-        return Done(self.index, slot, out.finish_reason, out.stop_type, out.stops.found, self.n_prompt, max(self.n_cached, 0),
-                    self.n_evaluated, len(out.tokens), n_past, 1e3 * (first - (self._start or first)), 1e3 * (now - first),
-                    self.truncated or out.stop_type == "context", self.prompt_logprobs, self.draft_n, self.draft_n_accepted)
+        return Done(self.index, slot, out.finish_reason, out.stop_type, out.stops.found, self.n_prompt, t.n_cached, t.n_evaluated,
+                    t.n_generated, n_past, t.prompt_ms, t.generated_ms, self.truncated or out.stop_type == "context",
+                    self.prompt_logprobs, t.draft_n, t.draft_n_accepted)

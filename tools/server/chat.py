@@ -78,6 +78,7 @@ class Told:
     deltas: list[Delta]
     logprobs: list[ggraph.TokenLogprob] = field(default_factory=list)
     progress: ggraph.Progress | None = None
+    times: ggraph.Times | None = None
 
 
 async def follow(run: Run, conversation: Conversation) -> AsyncIterator[Told]:
@@ -102,7 +103,7 @@ async def follow(run: Run, conversation: Conversation) -> AsyncIterator[Told]:
         for delta in deltas:
             turn.take(delta)
         turn.logprobs += logprobs
-        yield Told(event.index, turn, deltas, logprobs)
+        yield Told(event.index, turn, deltas, logprobs, times=event.times if isinstance(event, ggraph.Piece) else None)
 
 
 async def turns_of(run: Run, conversation: Conversation) -> list[Turn]:

@@ -54,7 +54,7 @@ async def collect(run: Run, jobs: list[Job]) -> list[Choice]:
     return [choice for group in choices for choice in group]
 
 
-def timings(done: ggraph.Done) -> dict[str, Any]:
+def timings(done: ggraph.Done | ggraph.Times) -> dict[str, Any]:
     """Rates of zero where nothing was measured; generation counts the steps after the first token."""
     guessed = {"draft_n": done.draft_n, "draft_n_accepted": done.draft_n_accepted} if done.draft_n else {}
     return {"cache_n": done.n_cached, **_rate("prompt", done.n_evaluated, done.prompt_ms, done.n_evaluated),
@@ -164,7 +164,12 @@ def _partial(service: Service, choice: Choice, piece: ggraph.Piece, index: int) 
               "tokens_predicted": piece.n_generated, "tokens_evaluated": len(choice.job.ids)}
     if choice.job.logprobs:
         answer["completion_probabilities"] = logprob_items(service, piece.logprobs)
-    return answer
+    return {**answer, **timed(piece.times)}
+
+
+def timed(times: ggraph.Times | None) -> dict[str, Any]:
+    """For requests with `timings_per_token`."""
+    return {} if times is None else {"timings": timings(times)}
 
 
 def _progress(event: ggraph.Progress, index: int) -> dict[str, Any]:

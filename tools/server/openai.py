@@ -16,7 +16,7 @@ import ggraph
 
 from .chat import Conversation, Told, Turn, converse, follow, turns_of
 from .info import BUILD
-from .native import Choice, collect, finite, jobs, logprob_items, progress_of, timings
+from .native import Choice, collect, finite, jobs, logprob_items, progress_of, timed, timings
 from .problem import JSON, Problem
 from .replies import Delta
 from .schema import Chat, Completion, Sampling
@@ -85,7 +85,7 @@ async def _completion_stream(service: Service, body: Completion, run: Run, work:
         index = first[h.job] + h.event.index
         if isinstance(h.event, ggraph.Piece):
             part = Choice(work[h.job], h.event.text, h.event.tokens, h.event.logprobs)
-            yield frame(chunk(h.event.text, index, _logprobs(service, part, False)))
+            yield frame({**chunk(h.event.text, index, _logprobs(service, part, False)), **timed(h.event.times)})
             continue
         choices[h.job][h.event.index].take(h.event)
         ends.append(h.event)
@@ -163,7 +163,7 @@ async def _chat_stream(service: Service, body: Chat, run: Run, conversation: Con
             continue
         more = _items(service, conversation, told.logprobs) if told.logprobs else {}
         for delta in told.deltas or ([Delta("content", "")] if more else []):
-            yield frame(chunk(told.index, _delta(told, delta), **more))
+            yield frame({**chunk(told.index, _delta(told, delta), **more), **timed(told.times)})
             more = {}
         if told.turn.done is None:
             continue

@@ -195,7 +195,8 @@ class Service:
                 adapters=self.chosen(body.lora) if body.lora else None,
                 cache_reuse=-1 if body.n_cache_reuse is None else body.n_cache_reuse,
                 slot=body.id_slot % self.n_slots if body.id_slot >= 0 else -1, n_keep=body.n_keep,
-                time_limit=body.t_max_predict_ms, progress=body.return_progress))
+                time_limit=body.t_max_predict_ms, progress=body.return_progress,
+                timings=body.timings_per_token))
         for request in run.requests:
             engine.submit(request)
         return run

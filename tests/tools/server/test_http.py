@@ -84,6 +84,15 @@ def test_fields_of_completion(client: httpx.Client) -> None:
     assert same[0] == same[1] != post(client, "/completion", prompt="a", seed=8, temperature=1.5, n_predict=20)["content"]
 
 
+def test_timings_per_token(client: httpx.Client) -> None:
+    body = {**GREEDY, "max_tokens": 8, "prompt": "the rain", "messages": CHAT["messages"], "timings_per_token": True}
+    for path in ("/completion", "/v1/completions", "/v1/chat/completions"):
+        timed = [p["timings"] for p in frames(client, path, **body) if p != "[DONE]" and "timings" in p]
+        counts = [t["predicted_n"] for t in timed]
+        assert counts == sorted(counts) and counts[0] < counts[-1] == 8 and len(counts) > 4, path
+        assert all(t["prompt_ms"] == timed[0]["prompt_ms"] >= 0 for t in timed)
+
+
 def test_openai_completions(client: httpx.Client) -> None:
     answer = post(client, "/v1/completions", prompt=["the", "a"], n=2, max_tokens=3, temperature=0)
     assert [c["index"] for c in answer["choices"]] == [0, 1, 2, 3] and answer["usage"]["completion_tokens"] == 12
