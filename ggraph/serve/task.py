@@ -4,6 +4,7 @@ Must not know: slots, contexts, threads.
 """
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -94,9 +95,10 @@ class Request:
 
     `sink` is called with each event, on the engine's thread; it must return at once. The last event is `Failed`, or the
     `Done` of the last choice. `logprobs`, `prompt_logprobs`: how many likeliest tokens beside the one chosen; None: no
-    log-probabilities. `preserved`: control tokens that are text. `time_limit`: ms of generation. `slot`: this one, -1: any.
-    `adapters`: exactly these, each with its scale; None: the engine's.
+    log-probabilities; `post_sampling`: of what the samplers left, not of the model. `preserved`: control tokens that are text.
+    `time_limit`: ms of generation. `slot`: this one, -1: any. `adapters`: exactly these, each with its scale; None: the engine's.
     `cache_reuse`: at least so many tokens that a slot holds are moved to where the prompt has them, -1: the engine's choice.
+    `progress`, `timings`: tell how far the prompt is, and times with each piece.
     """
     prompt: Sequence[int]
     samplers: Sequence[Sampler]
@@ -114,6 +116,7 @@ class Request:
     time_limit: float = -1.0
     progress: bool = False
     timings: bool = False
+    post_sampling: bool = False
     cancelled: bool = field(default=False, init=False)
 
     def tell(self, event: Event) -> None:
@@ -158,6 +161,7 @@ class Task:
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._start = self._first = 0.0
+        self.drawn: tuple[float, list[tuple[int, float]]] = (1.0, [])
 
     @property
     def n_prompt(self) -> int:
@@ -209,18 +213,26 @@ class Task:
     def sample(self, row: npt.NDArray[np.float32]) -> None:
         """Choose the next token by a row of logits, and tell the text that it made certain. A stop string's tokens are not told."""
         token = self.sampler.sample(row)
+        if self.request.post_sampling and self.request.logprobs is not None:
+            self.drawn = self.sampler.drawn(self.request.logprobs)
         self.sampler.accept(token)
         self.target.append(token)
         piece = self.output.push(token)
         if self.output.stop_type != "eos":
             self._tokens.append(token)
             if self.request.logprobs is not None:
-                self._logprobs.append(logprob(row, token, self.request.logprobs))
+                self._logprobs.append(self._logprob(row, token, self.request.logprobs))
         if piece:
             self._tell(piece)
         limit = self.request.time_limit
         if self.output.finish_reason is None and 0 <= limit < 1e3 * (time.perf_counter() - self._first):
             self.finish("length", "limit")
+
+    def _logprob(self, row: npt.NDArray[np.float32], token: int, n_top: int) -> TokenLogprob:
+        if not self.request.post_sampling:
+            return logprob(row, token, n_top)
+        p, top = self.drawn
+        return TokenLogprob(token, math.log(p), tuple((t, math.log(q)) for t, q in top))
 
     def _tell(self, piece: str) -> None:
         tokens, logprobs = self._tokens, self._logprobs

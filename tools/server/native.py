@@ -5,6 +5,7 @@ log-probabilities.
 """
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,11 +72,14 @@ def finite(logprob: float) -> float:
     return max(logprob, -3.4e38)
 
 
-def logprob_items(service: Service, items: list[ggraph.TokenLogprob]) -> list[dict[str, Any]]:
+def logprob_items(service: Service, items: list[ggraph.TokenLogprob], drawn: bool) -> list[dict[str, Any]]:
+    """`drawn`: probabilities as the samplers left them, in place of the model's log-probabilities."""
     def one(id: int, value: float) -> dict[str, Any]:
         piece = service.vocab.piece(id)
-        return {"id": id, "token": piece.decode(errors="replace"), "bytes": list(piece), "logprob": finite(value)}
-    return [{**one(t.token, t.logprob), "top_logprobs": [one(*top) for top in t.top]} for t in items]
+        number = {"prob": math.exp(value)} if drawn else {"logprob": finite(value)}
+        return {"id": id, "token": piece.decode(errors="replace"), "bytes": list(piece), **number}
+    top = "top_probs" if drawn else "top_logprobs"
+    return [{**one(t.token, t.logprob), top: [one(*pair) for pair in t.top]} for t in items]
 
 
 def final(service: Service, choice: Choice, index: int, tokens: bool, stream: bool) -> dict[str, Any]:
@@ -90,7 +94,7 @@ def final(service: Service, choice: Choice, index: int, tokens: bool, stream: bo
         "stop_type": "limit" if done.stop_type == "context" else done.stop_type or "none",
         "stopping_word": done.stopping_word or "", "tokens_cached": done.n_past, "timings": timings(done)}
     if n_probs and not stream:
-        answer["completion_probabilities"] = logprob_items(service, choice.logprobs)
+        answer["completion_probabilities"] = logprob_items(service, choice.logprobs, job.drawn)
     return answer
 
 
@@ -163,7 +167,7 @@ def _partial(service: Service, choice: Choice, piece: ggraph.Piece, index: int) 
     answer = {"index": index, "content": piece.text, "tokens": piece.tokens, "stop": False, "id_slot": -1,
               "tokens_predicted": piece.n_generated, "tokens_evaluated": len(choice.job.ids)}
     if choice.job.logprobs:
-        answer["completion_probabilities"] = logprob_items(service, piece.logprobs)
+        answer["completion_probabilities"] = logprob_items(service, piece.logprobs, choice.job.drawn)
     return {**answer, **timed(piece.times)}
 
 

@@ -114,7 +114,7 @@ def _logprobs(service: Service, choice: Choice, echo: bool) -> dict[str, Any] | 
     for id in tokens:
         offsets.append(at)
         at += len(text(id))
-    return {"content": logprob_items(service, items), "tokens": [text(t) for t in tokens], "token_logprobs": values,
+    return {"content": logprob_items(service, items, job.drawn), "tokens": [text(t) for t in tokens], "token_logprobs": values,
             "top_logprobs": [{text(t): finite(v) for t, v in top} if top else None for top in tops], "text_offset": offsets}
 
 
@@ -146,7 +146,8 @@ def message(turn: Turn) -> dict[str, Any]:
 
 
 def _items(service: Service, conversation: Conversation, items: list[ggraph.TokenLogprob]) -> dict[str, Any]:
-    return {} if conversation.job.logprobs is None else {"logprobs": {"content": logprob_items(service, items)}}
+    job = conversation.job
+    return {} if job.logprobs is None else {"logprobs": {"content": logprob_items(service, items, job.drawn)}}
 
 
 async def _chat_stream(service: Service, body: Chat, run: Run, conversation: Conversation) -> AsyncGenerator[bytes, None]:

@@ -66,8 +66,6 @@ class Settings:
 
 def settings(body: Sampling, defaults: Mapping[str, Any], model: ggraph.Model) -> Settings:
     """What a body asks for, over the server's defaults. A grammar that does not compile is a `Problem`."""
-    if body.post_sampling_probs:
-        raise Problem(400, "post_sampling_probs is not supported; n_probs gives probabilities before sampling")
     params = {k: v for k, v in defaults.items() if k not in ("logit_bias", "breakers", "ignore_eos")}
     for name in FIELDS:
         if (value := getattr(body, name)) is not None:

@@ -57,6 +57,11 @@ class Job:
     prompt_logprobs: int | None = None
     preserved: frozenset[int] = frozenset()
 
+    @property
+    def drawn(self) -> bool:
+        """Whether log-probabilities are those of what the samplers left."""
+        return self.settings.body.post_sampling_probs
+
 
 @dataclass
 class Happened:
@@ -196,7 +201,7 @@ class Service:
                 cache_reuse=-1 if body.n_cache_reuse is None else body.n_cache_reuse,
                 slot=body.id_slot % self.n_slots if body.id_slot >= 0 else -1, n_keep=body.n_keep,
                 time_limit=body.t_max_predict_ms, progress=body.return_progress,
-                timings=body.timings_per_token))
+                timings=body.timings_per_token, post_sampling=body.post_sampling_probs))
         for request in run.requests:
             engine.submit(request)
         return run

@@ -84,6 +84,19 @@ def test_fields_of_completion(client: httpx.Client) -> None:
     assert same[0] == same[1] != post(client, "/completion", prompt="a", seed=8, temperature=1.5, n_predict=20)["content"]
 
 
+def test_probabilities_after_sampling(client: httpx.Client) -> None:
+    body: dict[str, Any] = {"prompt": "the rain", "n_predict": 5, "seed": 2, "n_probs": 8, "post_sampling_probs": True}
+    for more in ({"temperature": 1.0, "top_k": 3, "min_p": 0}, {"temperature": 0}):
+        items = post(client, "/completion", **{**body, **more})["completion_probabilities"]
+        assert len(items) == 5
+        for item in items:
+            probs = {t["id"]: t["prob"] for t in item["top_probs"]}
+            assert probs[item["id"]] == item["prob"] > 0 and sum(probs.values()) == pytest.approx(1)
+            assert len(probs) == (3 if "top_k" in more else 1) and "logprob" not in item
+    chat = post(client, "/v1/chat/completions", **CHAT, logprobs=True, top_logprobs=2, post_sampling_probs=True)
+    assert chat["choices"][0]["logprobs"]["content"][0]["prob"] == 1.0
+
+
 def test_timings_per_token(client: httpx.Client) -> None:
     body = {**GREEDY, "max_tokens": 8, "prompt": "the rain", "messages": CHAT["messages"], "timings_per_token": True}
     for path in ("/completion", "/v1/completions", "/v1/chat/completions"):
