@@ -134,6 +134,16 @@ def test_chat(client: httpx.Client) -> None:
     assert filled["choices"][0]["message"]["content"].startswith("in a")
 
 
+def test_a_message_that_goes_on(client: httpx.Client) -> None:
+    body = {**CHAT, "messages": [*CHAT["messages"], {"role": "assistant", "content": "in a"}]}
+    want = post(client, "/v1/chat/completions", **body)["choices"][0]["message"]["content"]
+    more = {**body, "continue_final_message": True}
+    assert post(client, "/v1/chat/completions", **more, add_generation_prompt=False)["choices"][0]["message"]["content"] == want
+    assert "add_generation_prompt" in post(client, "/v1/chat/completions", 400, **more)["message"]
+    alone = {**CHAT, "continue_final_message": True, "add_generation_prompt": False}
+    assert "assistant message" in post(client, "/v1/chat/completions", 400, **alone)["message"]
+
+
 def test_text_is_whole_characters(client: httpx.Client) -> None:
     """The tiny model writes single bytes: what is sent piece by piece is what is sent at once."""
     body: dict[str, Any] = {"prompt": "the rain", "n_predict": 60, "temperature": 2.0, "seed": 3}
