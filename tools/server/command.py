@@ -135,7 +135,7 @@ def main(ctx: click.Context, /, **p: Any) -> None:
     env.set_quiet(p["quiet"])
     if p["verbose"]:
         p["log_requests"] = True
-        os.environ.setdefault("GGRAPH_DEBUG", "1")
+        env.set_debug(1)
     try:
         import fastapi
         import prometheus_client
