@@ -44,7 +44,20 @@ if TYPE_CHECKING:
     from ggraph.model import Model, audit
     from ggraph.observe import Observed
     from ggraph.sampling import Sampler, default_chain
-    from ggraph.serve import Done, Embedder, Engine, Failed, Piece, Progress, Request, sampling_defaults
+    from ggraph.serve import (
+        Done,
+        EachAlone,
+        Embedder,
+        Engine,
+        Failed,
+        FirstOf,
+        ModelGuesser,
+        Piece,
+        Progress,
+        Request,
+        Times,
+        sampling_defaults,
+    )
     from ggraph.vocab import Vocab
 
 __version__ = "0.1.0"
@@ -60,10 +73,12 @@ __all__ = [
     "Context",
     "ContextFull",
     "Done",
+    "EachAlone",
     "Embedder",
     "Engine",
     "Error",
     "Failed",
+    "FirstOf",
     "GGUFError",
     "Generation",
     "Grammar",
@@ -74,6 +89,7 @@ __all__ = [
     "Model",
     "ModelDraft",
     "ModelError",
+    "ModelGuesser",
     "MtpDraft",
     "Nextn",
     "NgramDraft",
@@ -86,6 +102,7 @@ __all__ = [
     "Sampler",
     "SamplerError",
     "TemplateError",
+    "Times",
     "TokenLogprob",
     "Vocab",
     "VocabError",
@@ -102,9 +119,11 @@ _HOME = {
     "ChatTemplate": "chat",
     "Context": "context",
     "Done": "serve",
+    "EachAlone": "serve",
     "Embedder": "serve",
     "Engine": "serve",
     "Failed": "serve",
+    "FirstOf": "serve",
     "Generation": "generate",
     "Grammar": "grammar",
     "Hook": "context",
@@ -112,6 +131,7 @@ _HOME = {
     "LLM": "generate",
     "Model": "model",
     "ModelDraft": "generate",
+    "ModelGuesser": "serve",
     "MtpDraft": "generate",
     "Nextn": "generate",
     "NgramDraft": "generate",
@@ -121,6 +141,7 @@ _HOME = {
     "Request": "serve",
     "STOP": "context",
     "Sampler": "sampling",
+    "Times": "serve",
     "TokenLogprob": "generate",
     "Vocab": "vocab",
     "audit": "model",

@@ -53,6 +53,11 @@ def debug() -> int:
     return int(get("GGRAPH_DEBUG"))
 
 
+def set_debug(level: int) -> None:
+    """As if GGRAPH_DEBUG were this, unless it is set."""
+    os.environ.setdefault("GGRAPH_DEBUG", str(level))
+
+
 def cache_dir(*parts: str) -> Path:
     """A folder below the cache folder; it need not exist."""
     chosen = get("GGRAPH_CACHE")

@@ -9,8 +9,9 @@ import json
 import re
 import threading
 import weakref
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,12 @@ from .vocab import Vocab
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+T = TypeVar("T")
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
+# The library's compiler recurses, and a stack that overflows ends the process: what is compiled is bounded, on a stack that is
+# large enough for it.
+MAX_RULES, MAX_PARTS = 2_000, 20_000    # rules of a grammar; its rules and brackets, or the objects and arrays of a schema
+STACK = 512 << 20                       # bytes of address space; memory only as far as it is used
 WHITESPACE = r" ?|\n{1,2}[ \t]{0,20}"
 _NAMED = ("properties", "$defs", "definitions")                         # names -> schemas
 _NESTED = ("items", "prefixItems", "anyOf", "oneOf", "additionalProperties")     # a schema, or a list of them
@@ -43,10 +49,13 @@ class Grammar:
     def gbnf(cls, vocab: Vocab, source: str) -> Grammar:
         """llama.cpp's grammar language; the start is `root`."""
         llguidance = _library()
+        n_rules = source.count("::=")
+        _bounded(n_rules, MAX_RULES, "rules")
+        _bounded(n_rules + source.count("("), MAX_PARTS, "rules and brackets")
         try:
             lark = llguidance.gbnf_to_lark.gbnf_to_lark(_ESCAPE.sub(_plain, source))
         except Exception as e:      # the converter raises what it happens to
-            raise GrammarError(f"failed to parse grammar: {e}") from None
+            raise GrammarError(f"failed to parse grammar: {_short(str(e))}") from None
         return cls._compile(vocab, "lark", lark)
 
     @classmethod
@@ -66,8 +75,9 @@ class Grammar:
     def as_read(schema: Any) -> Any:
         """A schema as llama.cpp reads it: objects have no properties but those named, and there is little whitespace.
 
-        It may stand behind `%json` in a Lark grammar.
+        It may stand behind `%json` in a Lark grammar. `GrammarError` if it is too large.
         """
+        _bounded(_n_parts(schema), MAX_PARTS, "objects and arrays")
         return {**_closed(schema), "x-guidance": {"whitespace_pattern": WHITESPACE}} if isinstance(schema, Mapping) else schema
 
     @classmethod
@@ -79,11 +89,12 @@ class Grammar:
     def _compile(cls, vocab: Vocab, kind: str, source: str) -> Grammar:
         llm = _library().LLMatcher
         try:
-            matcher = llm(_tokenizer(vocab), getattr(llm, f"grammar_from_{kind}")(source), log_level=0, limits=_limits())
+            tokenizer = _tokenizer(vocab)
+            matcher = _deep(lambda: llm(tokenizer, getattr(llm, f"grammar_from_{kind}")(source), log_level=0, limits=_limits()))
         except ValueError as e:         # no JSON object, half of a surrogate pair
-            raise GrammarError(f"failed to parse grammar: {e}") from None
+            raise GrammarError(f"failed to parse grammar: {_short(str(e))}") from None
         if matcher.is_error():
-            raise GrammarError(f"failed to parse grammar: {matcher.get_error().strip()}")
+            raise GrammarError(f"failed to parse grammar: {_short(matcher.get_error())}")
         return cls(vocab, matcher)
 
     def accepts(self, token: int) -> bool:
@@ -96,20 +107,64 @@ class Grammar:
         """[n_vocab]: which tokens may come next. Changes nothing."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
-            raise GrammarError(f"the grammar cannot be followed any further: {self._matcher.get_error().strip()}")
+            raise GrammarError(f"the grammar cannot be followed any further: {_short(self._matcher.get_error())}")
         return np.unpackbits(bits, bitorder="little")[:self._vocab.n_vocab].astype(np.bool_)
 
     def accept(self, token: int) -> None:
         """The token has been generated."""
         self._matcher.consume_token(token)
         if self._matcher.is_error():
-            raise GrammarError(f"the grammar does not admit token {token}: {self._matcher.get_error().strip()}")
+            raise GrammarError(f"the grammar does not admit token {token}: {_short(self._matcher.get_error())}")
 
     def clone(self) -> Grammar:
         return Grammar(self._vocab, self._matcher.deep_copy())
 
     def reset(self) -> None:
         self._matcher.reset()
+
+
+def _short(message: str) -> str:
+    """A message of the library, which repeats the source, as far as somebody reads it."""
+    lines = [line if len(line) <= 200 else line[:200] + "..." for line in message.strip().splitlines()]
+    return "\n".join(lines[:10])
+
+
+def _bounded(n: int, most: int, what: str) -> None:
+    if n > most:
+        raise GrammarError(f"failed to parse grammar: it has {n} {what}, {most} are possible")
+
+
+def _n_parts(schema: Any) -> int:
+    """Objects and arrays, however deep they are."""
+    n, todo = 0, [schema]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, Mapping | list):
+            n += 1
+            todo += value.values() if isinstance(value, Mapping) else value
+    return n
+
+
+def _deep(function: Callable[[], T]) -> T:
+    """Call it on a large stack."""
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(function())
+        except BaseException as e:
+            result.set_exception(e)
+    with _lock:
+        before = threading.stack_size(STACK)
+        try:
+            thread = threading.Thread(target=run, name="ggraph-grammar")
+            thread.start()
+        except RuntimeError as e:       # no address space
+            raise GrammarError(f"the grammar cannot be compiled: {e}") from None
+        finally:
+            threading.stack_size(before)
+    thread.join()
+    return result.result()
 
 
 def _closed(schema: Any) -> Any:

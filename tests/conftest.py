@@ -10,6 +10,12 @@ from ggraph import env, hub
 collect_ignore = [] if env.get("GGRAPH_GOLDENS") else ["test_goldens.py"]
 
 
+@pytest.fixture(autouse=True)
+def _loud() -> None:
+    """Whatever a command line of the test before was told with -q."""
+    env.set_quiet(False)
+
+
 def _fetched(name: str) -> Path:
     path = env.cache_dir("models", hub.KNOWN[name].file)
     if not path.is_file():

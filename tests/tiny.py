@@ -55,3 +55,13 @@ def tensors() -> list[list[Any]]:
 
 def write(path: Path, **kv: Any) -> Path:
     return spec.write(tiny(**kv), path)
+
+
+def write_hybrid(path: Path) -> Path:
+    """A model of recurrent and attention layers with the same vocabulary."""
+    base, own = spec.specs()["qwen35-dense"], tiny()
+    kv = [row for row in base["kv"] if not row[0].startswith("tokenizer.") and row[0] != "qwen35.vocab_size"]
+    kv += [row for row in own["kv"] if row[0].startswith("tokenizer.")]
+    wide = {"token_embd.weight", "output.weight"}
+    tensors = [[name, [shape[0], N_VOCAB] if name in wide else shape, kind] for name, shape, kind in base["tensors"]]
+    return spec.write({"arch": base["arch"], "kv": kv, "tensors": tensors}, path)

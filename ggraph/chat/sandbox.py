@@ -103,6 +103,17 @@ def _spend_values(*values: Any) -> None:
     _spend(_size(values, _left.get()[0]))
 
 
+def _listed(value: Any) -> Any:
+    """What is only made while somebody goes through it, as a list whose items are paid for."""
+    if not isinstance(value, Iterator | range):
+        return value
+    items = []
+    for item in value:
+        _spend(ITEM)
+        items.append(item)
+    return items
+
+
 def _growth(name: str, value: Any, args: Sequence[Any]) -> int:
     """How many characters or items a filter or a method of strings may make beyond those it is given."""
     numbers = sum(abs(n) for n in args if isinstance(n, int))
@@ -177,6 +188,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         _spend(CALL)
         owner = getattr(getattr(obj, "__wrapped__", obj), "__self__", None)     # the sandbox wraps `format`
         if isinstance(owner, str):
+            args = tuple(map(_listed, args))
             given = (*args, *kwargs.values())
             _spend_values(owner, given)
             _spend(_growth(obj.__name__, owner, given))
@@ -189,6 +201,8 @@ def _paying(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def filter(*args: Any, **kwargs: Any) -> Any:
+        if name == "join":
+            args = (*args[:skip], _listed(args[skip]), *args[skip + 1:])
         value, given = args[skip], (*args[skip + 1:], *kwargs.values())
         _spend_values(value, given)
         _spend(_growth(name, value, given))

@@ -25,7 +25,7 @@ class History:
         self.ctx, self.seq = ctx, seq
         self.tokens: list[int] = []
         self.turn = 0
-        self._adapters = ctx.adapters           # with which the tokens were evaluated
+        self.adapters = ctx.adapters           # with which the tokens were evaluated
 
     @property
     def n_ctx(self) -> int:
@@ -39,8 +39,8 @@ class History:
         """
         self.turn += 1
         self.settle()
-        if self._adapters != self.ctx.adapters:
-            self._adapters = self.ctx.adapters
+        if self.adapters != self.ctx.adapters:
+            self.adapters = self.ctx.adapters
             self.cut(0)
         same = next((i for i, (a, b) in enumerate(zip(self.tokens, tokens[:-1])) if a != b), None)
         return self.cut(min(len(self.tokens), len(tokens) - 1) if same is None else same)
@@ -48,7 +48,7 @@ class History:
     def clear(self) -> None:
         """Begin a text with nothing kept."""
         self.turn += 1
-        self._adapters = self.ctx.adapters
+        self.adapters = self.ctx.adapters
         self.cut(0)
 
     def settle(self) -> None:

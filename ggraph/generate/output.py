@@ -5,12 +5,14 @@ Must not know: contexts, samplers.
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import SamplerError
 from ..vocab import Vocab
 from .stops import Stops
 
@@ -66,8 +68,10 @@ class Output:
 
 
 def logprob(row: npt.NDArray[np.float32], token: int, n_top: int = 0) -> TokenLogprob:
-    """Of one token, and of the `n_top` likeliest, by a row of logits [n_vocab]."""
+    """Of one token, and of the `n_top` likeliest, by a row of logits [n_vocab]. SamplerError for NaN or inf in it."""
     best = float(row.max())
+    if not math.isfinite(best):
+        raise SamplerError(f"the largest logit is {best}, so that there are no probabilities: look at the model file")
     norm = best + float(np.log(np.exp(row - best).sum(dtype=np.float64)))
     n_top = min(n_top, len(row))
     top: Any = np.argpartition(-row, n_top - 1)[:n_top] if n_top else ()

@@ -63,6 +63,12 @@ class KVStore:
         """A sequence's cells in the order (position, cell)."""
         return self._of(seq).line(seq)
 
+    def exclusive(self, seq: int) -> Array:
+        """Cells that no other sequence shares."""
+        cells = self.line(seq).cells
+        alone: Array = cells[self._of(seq).owner[:, cells].sum(0) == 1]
+        return alone
+
     def _of(self, seq: int) -> Cells:
         return self.cells[self.stream(seq)]
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from ..backend import Backend
 from ..cparams import CParams
 from ..hparams import HParams
@@ -65,6 +67,16 @@ class LayerMemory(Memory):
     def alloc(self, backend: Backend) -> None:
         for g in self.groups:
             g.alloc(backend)
+
+    def wipe(self, seq: int, backend: Backend) -> None:
+        """Take a sequence out and zero the cells that it alone had: a NaN in one would spoil all, where attention multiplies what
+        is hidden by zero."""
+        for g in self.kv:
+            cells = g.store.exclusive(seq)
+            rows = np.sort(cells) + g.store.stream(seq) * g.store.size
+            for t in g.tensors():
+                g.write_rows(backend, t, rows, np.zeros((len(rows), t.nb[1]), np.uint8))
+        self.seq_rm(seq)
 
     def free(self, backend: Backend) -> None:
         for g in self.groups:

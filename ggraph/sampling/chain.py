@@ -93,6 +93,7 @@ class Sampler:
         self.seed: int | None = None
         self._vocab = vocab
         self._dry_breakers = tuple(dry_breakers)
+        self._last: Candidates | None = None
         self._parsed = [(word, args) for word, args in _parse(chain, n_vocab) if not word.off(*args)]
         self._start()
 
@@ -123,7 +124,17 @@ class Sampler:
         with np.errstate(all="ignore"):
             for step in self._steps:
                 step.run(c)
+        self._last = c
         return c.token(c.picked)
+
+    def drawn(self, n_top: int = 0) -> tuple[float, list[tuple[int, float]]]:
+        """How probable the token of the last `sample` was among those that the chain left, and the likeliest of these, best first,
+        with their probabilities; none of them is 0. Call it while that row of logits is still there."""
+        c = self._last
+        assert c is not None, "nothing was sampled yet"
+        p = c.softmax()
+        top = np.argsort(-p, kind="stable")[:n_top]
+        return float(p[c.picked]), [(c.token(int(i)), float(p[i])) for i in top if p[i] > 0]
 
     def accept(self, token: int, generated: bool = True) -> None:
         """The token has joined the text. A grammar is told only of generated tokens, not of a prompt's."""

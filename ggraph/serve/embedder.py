@@ -45,6 +45,8 @@ class Embedder:
             batch.add(token, pos, 0, output=True)
         ctx.process("decode" if ctx.cparams.causal else "encode", batch)
         rows: npt.NDArray[np.float32] = ctx.embeddings.copy()
+        if not np.isfinite(rows).all():
+            raise Error("the model computed NaN or inf for this text: look at the model file")
         return rows if ctx.cparams.pooling == "none" else rows[0]
 
     def close(self) -> None:

@@ -16,9 +16,10 @@ from .. import env
 from ..context import Context
 from ..errors import Error
 from ..generate import History
+from .chunks import move, plan, refusal
 from .prefix import common
 from .shelf import Shelf
-from .task import Task
+from .task import Adapters, Task
 
 MIN_SHARE = 16          # tokens that sharing or waiting for another slot's must win, else it is not worth it
 MIN_SIMILAR = 0.1       # of a prompt: so much must be in a slot to prefer it to the one unused for longest
@@ -33,6 +34,7 @@ class Slot:
         self.task: Task | None = None
         self.used = 0           # when, in the engine's count of tasks
         self.reuse = ""
+        self.unmovable = refusal(ctx)
 
     @property
     def tokens(self) -> list[int]:
@@ -52,7 +54,8 @@ class Slot:
         return True
 
     def begin(self, slots: Iterable[Slot], shelf: Shelf) -> None:
-        """Find what is there of the task's tokens, in this slot, in others or on the shelf.
+        """Find what is there of the task's tokens, in this slot, in others or on the shelf. The task's adapters are on; `slots` are
+        those whose tasks have the same, or that have none.
 
         The task stays `fresh` where another slot is evaluating them just now: then it is better to wait.
         """
@@ -63,26 +66,53 @@ class Slot:
             self.history.clear()
             self._begun(task, 0, "cache off" if not task.request.cache_prompt else "all of the prompt is scored")
             return
-        want, others = task.target[:-1], [s for s in slots if s is not self]
-        own = self._cut(common(self.tokens, want))
-        coming = max((common(s.task.target, want) for s in others if s.task and _ahead(s.task, task)), default=0)
+        if self.history.adapters != self.history.ctx.adapters:
+            shelf.put(self.history)
+            self.history.clear()
+        want, others = task.target[:-1], [s for s in slots if s is not self and s.history.adapters == self.history.adapters]
+        same = common(self.tokens, want)
+        own = self._cut(same)
+        chunks = plan(self.tokens, want, same, task.cache_reuse) if task.cache_reuse and not self.unmovable else []
         theirs, donor = max(((s._share(self, common(s.tokens, want)), s) for s in others), key=lambda p: p[0], default=(0, self))
         kept, entry = shelf.best(want)
-        best = max(own, theirs, kept)
-        if not shelf.stiff and coming >= best + MIN_SHARE:
+        stays = own + sum(c.n for c in chunks)
+        best = max(stays, theirs, kept)
+        if self._better_to_wait(others, want, best, shelf.stiff):
             return
-        if len(self.tokens) - own >= MIN_SHARE or best >= own + MIN_SHARE:
+        shelf.stops(task, max([same, *(common(s.tokens, want) for s in others), shelf.longest(want)]), best)
+        if len(self.tokens) - stays >= MIN_SHARE or best >= stays + MIN_SHARE:
             shelf.put(self.history)
-        if best >= own + MIN_SHARE:
+        if best >= stays + MIN_SHARE:
             if theirs == best and self.adopt(donor, theirs):
                 self._begun(task, theirs, f"{theirs} tokens shared with slot {donor.id}")
                 return
             if entry is not None and kept == best and shelf.restore(entry, self.history):
                 self._begun(task, self.history.reuse(task.target), f"{kept} tokens from host memory")
                 return
-        had, same = len(self.tokens), common(self.tokens, want)
+        had = len(self.tokens)
+        moved = move(self.history, chunks) if chunks else 0
         n = self.history.reuse(task.target)
-        self._begun(task, n, _why(had, same, n))
+        self._begun(task, n, _why(had, same, n) + self._moved(task, moved, sum(c.n for c in chunks)))
+
+    def _moved(self, task: Task, moved: int, planned: int) -> str:
+        if not task.cache_reuse:
+            return ""
+        if self.unmovable:
+            return f"; no chunks: {self.unmovable}"
+        told = f", {moved} of them moved" if moved else ""
+        return told if moved == planned else f"{told}; {planned - moved} more are shared, or a window has let go of them"
+
+    def _better_to_wait(self, others: Iterable[Slot], want: Sequence[int], best: int, stiff: bool) -> bool:
+        """Another slot is about to evaluate much more of it. Where memory cannot be cut, it pauses where the two part."""
+        assert self.task is not None
+        coming = [(common(s.task.target, want), s) for s in others if s.task and _ahead(s.task, self.task)]
+        coming = [(n, s) for n, s in coming if not stiff or (s.task and (s.task.fresh or n > len(s.tokens)))]
+        n, slot = max(coming, key=lambda p: p[0], default=(0, self))
+        if n < best + MIN_SHARE:
+            return False
+        if stiff and slot.task and not slot.task.fresh:
+            slot.task.stops.setdefault(n, False)
+        return True
 
     def _begun(self, task: Task, n: int, reuse: str) -> None:
         self.reuse = reuse
@@ -150,8 +180,9 @@ def _why(had: int, same: int, kept: int) -> str:
     return "another start" if not same else f"{same} tokens are the same, but the memory cannot go back to there"
 
 
-def choose(slots: Sequence[Slot], task: Task) -> Slot | None:
-    """An idle slot for a task: the one asked for, the one that holds most of its start, or the one unused for longest."""
+def choose(slots: Sequence[Slot], task: Task, adapters: Adapters) -> Slot | None:
+    """An idle slot for a task with these adapters: the one asked for, the one that holds most of its start, or the one unused for
+    longest."""
     idle = [s for s in slots if s.task is None]
     if task.request.slot >= 0:
         return next((s for s in idle if s.id == task.request.slot), None)
@@ -160,7 +191,7 @@ def choose(slots: Sequence[Slot], task: Task) -> Slot | None:
     oldest = min(idle, key=lambda s: (s.used, s.id))
     if not task.request.cache_prompt:
         return oldest
-    same = {s.id: common(s.tokens, task.target) for s in idle}
+    same = {s.id: common(s.tokens, task.target) if s.history.adapters == adapters else 0 for s in idle}
     best = max(idle, key=lambda s: (same[s.id], -s.used))
     if same[best.id] <= MIN_SIMILAR * len(task.target):
         return oldest

@@ -4,6 +4,8 @@ Must not know: slots, contexts, threads.
 """
 from __future__ import annotations
 
+import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +14,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ..adapters import Adapter
 from ..generate import Output, TokenLogprob
 from ..generate.output import logprob
 from ..sampling import Sampler
@@ -28,13 +31,26 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Times:
+    """How long a choice has taken so far, and for how many tokens; as in `Done`."""
+    n_cached: int
+    n_evaluated: int
+    n_generated: int
+    prompt_ms: float
+    generated_ms: float
+    draft_n: int
+    draft_n_accepted: int
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
-    """Text that has become certain, with the tokens that it was made of."""
+    """Text that has become certain, with the tokens that it was made of. `times`: if asked for."""
     index: int
     text: str
     tokens: list[int]
     logprobs: list[TokenLogprob]
     n_generated: int
+    times: Times | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +58,8 @@ class Done:
     """The end of one choice. `finish_reason`, `stop_type`, `stopping_word`: see `ggraph.Generation`.
 
     Times in milliseconds; `n_cached` tokens of the prompt were in memory, `n_evaluated` were evaluated. `n_past` tokens are
-    in memory now. `prompt_logprobs`: for each token of the prompt after the first, if asked for.
+    in memory now. Of `draft_n` tokens that were guessed `draft_n_accepted` were right. `prompt_logprobs`: for each token of
+    the prompt after the first, if asked for.
     """
     index: int
     slot: int
@@ -58,6 +75,8 @@ class Done:
     generated_ms: float
     truncated: bool
     prompt_logprobs: list[TokenLogprob]
+    draft_n: int = 0
+    draft_n_accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +85,7 @@ class Failed:
     error: Exception
 
 
+Adapters: TypeAlias = Sequence[tuple[Adapter, float]]
 Event: TypeAlias = Progress | Piece | Done | Failed
 
 
@@ -75,7 +95,10 @@ class Request:
 
     `sink` is called with each event, on the engine's thread; it must return at once. The last event is `Failed`, or the
     `Done` of the last choice. `logprobs`, `prompt_logprobs`: how many likeliest tokens beside the one chosen; None: no
-    log-probabilities. `preserved`: control tokens that are text. `time_limit`: ms of generation. `slot`: this one, -1: any.
+    log-probabilities; `post_sampling`: of what the samplers left, not of the model. `preserved`: control tokens that are text.
+    `time_limit`: ms of generation. `slot`: this one, -1: any. `adapters`: exactly these, each with its scale; None: the engine's.
+    `cache_reuse`: at least so many tokens that a slot holds are moved to where the prompt has them, -1: the engine's choice.
+    `progress`, `timings`: tell how far the prompt is, and times with each piece.
     """
     prompt: Sequence[int]
     samplers: Sequence[Sampler]
@@ -86,10 +109,14 @@ class Request:
     prompt_logprobs: int | None = None
     preserved: frozenset[int] = frozenset()
     cache_prompt: bool = True
+    cache_reuse: int = -1
+    adapters: Adapters | None = None
     slot: int = -1
     n_keep: int = 0
     time_limit: float = -1.0
     progress: bool = False
+    timings: bool = False
+    post_sampling: bool = False
     cancelled: bool = field(default=False, init=False)
 
     def tell(self, event: Event) -> None:
@@ -126,11 +153,15 @@ class Task:
         self.n_evaluated = 0
         self.truncated = False
         self.primed = False         # the sampler has seen the prompt
+        self.cache_reuse = max(request.cache_reuse, 0)
         self.waits = False          # for the choice that evaluates their common prompt
         self.fresh = True           # in its slot nothing was evaluated yet
+        self.stops: dict[int, bool] = {}    # positions where evaluation pauses: is the state kept, beyond the next round?
+        self.draft_n = self.draft_n_accepted = 0
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._start = self._first = 0.0
+        self.drawn: tuple[float, list[tuple[int, float]]] = (1.0, [])
 
     @property
     def n_prompt(self) -> int:
@@ -139,6 +170,16 @@ class Task:
     @property
     def generating(self) -> bool:
         return bool(self.output.tokens)
+
+    @property
+    def n_left(self) -> int:
+        """Tokens still to come, at most."""
+        n = self.request.max_tokens
+        return n - len(self.output.tokens) if n >= 0 else sys.maxsize
+
+    def next_stop(self, n: int) -> int | None:
+        """The next position behind n where evaluation pauses."""
+        return min((at for at in self.stops if at > n), default=None)
 
     def begin(self, n_cached: int) -> None:
         """Its slot holds the first `n_cached` tokens. Only the first time counts: later ones repeat what was done."""
@@ -172,23 +213,38 @@ class Task:
     def sample(self, row: npt.NDArray[np.float32]) -> None:
         """Choose the next token by a row of logits, and tell the text that it made certain. A stop string's tokens are not told."""
         token = self.sampler.sample(row)
+        if self.request.post_sampling and self.request.logprobs is not None:
+            self.drawn = self.sampler.drawn(self.request.logprobs)
         self.sampler.accept(token)
         self.target.append(token)
         piece = self.output.push(token)
         if self.output.stop_type != "eos":
             self._tokens.append(token)
             if self.request.logprobs is not None:
-                self._logprobs.append(logprob(row, token, self.request.logprobs))
+                self._logprobs.append(self._logprob(row, token, self.request.logprobs))
         if piece:
             self._tell(piece)
         limit = self.request.time_limit
         if self.output.finish_reason is None and 0 <= limit < 1e3 * (time.perf_counter() - self._first):
             self.finish("length", "limit")
 
+    def _logprob(self, row: npt.NDArray[np.float32], token: int, n_top: int) -> TokenLogprob:
+        if not self.request.post_sampling:
+            return logprob(row, token, n_top)
+        p, top = self.drawn
+        return TokenLogprob(token, math.log(p), tuple((t, math.log(q)) for t, q in top))
+
     def _tell(self, piece: str) -> None:
         tokens, logprobs = self._tokens, self._logprobs
         self._tokens, self._logprobs = [], []
-        self.request.tell(Piece(self.index, piece, tokens, logprobs, len(self.output.tokens)))
+        times = self.times() if self.request.timings else None
+        self.request.tell(Piece(self.index, piece, tokens, logprobs, len(self.output.tokens), times))
+
+    def times(self) -> Times:
+        now = time.perf_counter()
+        first = self._first or now
+        return Times(max(self.n_cached, 0), self.n_evaluated, len(self.output.tokens), 1e3 * (first - (self._start or first)),
+                     1e3 * (now - first), self.draft_n, self.draft_n_accepted)
 
     def finish(self, reason: str, stop_type: str) -> None:
         """End the text here."""
@@ -197,11 +253,10 @@ class Task:
 
     def done(self, slot: int, n_past: int) -> Done:
         """The last event; before it, tokens that made no text of their own."""
-        now, out = time.perf_counter(), self.output
+        out, t = self.output, self.times()
         if self._tokens and out.stop_type != "word":
             self._tell("")
         assert out.finish_reason is not None
-        first = self._first or now
-        return Done(self.index, slot, out.finish_reason, out.stop_type, out.stops.found, self.n_prompt, max(self.n_cached, 0),
-                    self.n_evaluated, len(out.tokens), n_past, 1e3 * (first - (self._start or first)), 1e3 * (now - first),
-                    self.truncated or out.stop_type == "context", self.prompt_logprobs)
+        return Done(self.index, slot, out.finish_reason, out.stop_type, out.stops.found, self.n_prompt, t.n_cached, t.n_evaluated,
+                    t.n_generated, n_past, t.prompt_ms, t.generated_ms, self.truncated or out.stop_type == "context",
+                    self.prompt_logprobs, t.draft_n, t.draft_n_accepted)

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,11 @@ def engine(model: ggraph.Model) -> Iterator[ggraph.Engine]:
     yield from opened(model)
 
 
-def opened(model: ggraph.Model, shift: bool = False, **context: Any) -> Iterator[ggraph.Engine]:
+def opened(model: ggraph.Model, shift: bool = False, guesser: Any = None, n_draft: int = 0,
+           **context: Any) -> Iterator[ggraph.Engine]:
     options = {"n_ctx": 256, "n_seq_max": 4, "n_ubatch": 32, "n_threads": 1, **context}
     with ggraph.Context(model, **options) as ctx:
-        engine = ggraph.Engine(ctx, model.vocab, context_shift=shift)
+        engine = ggraph.Engine(ctx, model.vocab, context_shift=shift, guesser=guesser, n_draft=n_draft)
         yield engine
         engine.close()
 
@@ -79,6 +81,15 @@ def idle(engine: ggraph.Engine) -> bool:
     return engine.call(check).result(10)
 
 
+@contextmanager
+def paused(engine: ggraph.Engine) -> Iterator[None]:
+    """What is submitted in here comes together."""
+    gate = threading.Event()
+    engine.call(gate.wait)
+    yield
+    gate.set()
+
+
 def test_one(engine: ggraph.Engine, model: ggraph.Model) -> None:
     texts, (done,) = Asked(engine, model, "the rain in").read()
     assert texts[0] == lone(model, "the rain in")
@@ -116,7 +127,8 @@ def test_a_prefix_is_evaluated_once(engine: ggraph.Engine, model: ggraph.Model) 
     start = "you are a cat. " * 5
     shared = [common(model.vocab.encode(start + a), model.vocab.encode(start + b)) for a, b in combinations("abcd", 2)]
     n_start, most = min(shared), max(shared)
-    asked = [Asked(engine, model, start + c) for c in "abcd"]
+    with paused(engine):
+        asked = [Asked(engine, model, start + c) for c in "abcd"]
     ends = [a.read() for a in asked]
     assert [texts[0] for texts, _ in ends] == [lone(model, start + c) for c in "abcd"]
     first, *cached = sorted(done[0].n_cached for _, done in ends)

@@ -13,6 +13,7 @@ import pytest
 import ggraph
 from ggraph.serve.prefix import common
 from tests import spec
+from tests.serve.test_engine import paused
 
 MODELS = ["llama-dense", "gemma3-dense", "falcon-h1-dense", "mamba2-dense", "lfm2-dense", "qwen35-dense"]
 STIFF = MODELS[1:]
@@ -25,10 +26,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @contextmanager
-def engine(file: Path, cache_bytes: int = 1 << 24, **options: Any) -> Iterator[ggraph.Engine]:
+def engine(file: Path, cache_bytes: int = 1 << 24, cache_reuse: int = 0, **options: Any) -> Iterator[ggraph.Engine]:
     options = {"n_ctx": 512, "n_seq_max": 4, "n_ubatch": 32, "n_threads": 1, **options}
     with ggraph.Model(file) as model, ggraph.Context(model, **options) as ctx:
-        engine = ggraph.Engine(ctx, model.vocab, cache_bytes=cache_bytes)
+        engine = ggraph.Engine(ctx, model.vocab, cache_bytes=cache_bytes, cache_reuse=cache_reuse)
         try:
             yield engine
         finally:
@@ -103,6 +104,38 @@ def test_a_checkpoint_near_the_end_of_a_prompt(files: dict[str, Path], name: str
         read(ask(e, prompt)[1])
         got, done = read(ask(e, other)[1])
         assert got == want and done.n_cached >= 95
+
+
+@pytest.mark.parametrize("name", STIFF)
+def test_a_prefix_is_evaluated_once_where_memory_cannot_be_cut(files: dict[str, Path], name: str) -> None:
+    """Requests that come together: the first one pauses where they part, and the others go on from its state."""
+    start = [*range(1, 90)]
+    asked = [[*start, i, *range(20 + i, 60)] for i in range(3)]
+    with engine(files[name], cache_bytes=0, n_seq_max=1) as alone:
+        want = [read(ask(alone, p, cache_prompt=False)[1])[0] for p in asked]
+    with engine(files[name], cache_bytes=0) as e:
+        with paused(e):
+            running = [ask(e, p)[1] for p in asked]
+        done = [read(events) for events in running]
+        assert [tokens for tokens, _ in done] == want
+        assert [d.n_cached for _, d in done] == [0, 89, 89] and "shared with slot" in e.slots[1].reuse
+
+
+@pytest.mark.parametrize("name", STIFF)
+def test_a_checkpoint_where_prompts_part(files: dict[str, Path], name: str) -> None:
+    """The second prompt with a known start leaves the state of that start, for the third."""
+    start = [*range(1, 80)]
+    asked = [[*start, i, *range(20 + i, 60)] for i in range(3)]
+    with engine(files[name], cache_bytes=0, n_seq_max=1) as alone:
+        want = [read(ask(alone, p, cache_prompt=False)[1])[0] for p in asked]
+    with engine(files[name], n_seq_max=1, n_ctx=256) as e:
+        done = [read(ask(e, p)[1]) for p in asked]
+        assert [tokens for tokens, _ in done] == want
+        cached = [d.n_cached for _, d in done]
+        if name == "gemma3-dense":          # its window had not given away anything yet
+            assert cached == [0, 79, 79]
+        else:
+            assert cached == [0, 0, 79] and "host memory" in e.slots[0].reuse
 
 
 def test_preempted_tasks_come_back_from_the_shelf(files: dict[str, Path]) -> None:

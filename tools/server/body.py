@@ -16,6 +16,7 @@ from .problem import Problem
 
 M = TypeVar("M", bound=BaseModel)
 MAX_BYTES = 64 << 20
+MAX_DEPTH = 256
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -41,7 +42,19 @@ async def read_any(request: Request, timeout: float) -> Any:
         value = json.loads(raw, parse_constant=_no_constant)
     except (ValueError, RecursionError) as e:
         raise Problem(400, f"the body is not valid JSON: {e}") from None
+    if _deeper(value, MAX_DEPTH):
+        raise Problem(400, f"the body is nested too deeply: more than {MAX_DEPTH} arrays and objects in one another")
     return _paired(value) if _SURROGATE.search(raw) else value
+
+
+def _deeper(value: Any, n: int) -> bool:
+    """Whether it is nested more than n times. Whatever walks through a body later can then recurse."""
+    level = [value]
+    for _ in range(n + 1):
+        level = [v for one in level if isinstance(one, list | dict) for v in (one if isinstance(one, list) else one.values())]
+        if not level:
+            return False
+    return True
 
 
 async def _bytes(request: Request) -> bytes:

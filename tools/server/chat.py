@@ -78,6 +78,7 @@ class Told:
     deltas: list[Delta]
     logprobs: list[ggraph.TokenLogprob] = field(default_factory=list)
     progress: ggraph.Progress | None = None
+    times: ggraph.Times | None = None
 
 
 async def follow(run: Run, conversation: Conversation) -> AsyncIterator[Told]:
@@ -102,7 +103,7 @@ async def follow(run: Run, conversation: Conversation) -> AsyncIterator[Told]:
         for delta in deltas:
             turn.take(delta)
         turn.logprobs += logprobs
-        yield Told(event.index, turn, deltas, logprobs)
+        yield Told(event.index, turn, deltas, logprobs, times=event.times if isinstance(event, ggraph.Piece) else None)
 
 
 async def turns_of(run: Run, conversation: Conversation) -> list[Turn]:
@@ -187,8 +188,17 @@ def render(service: Service, body: Chat, messages: list[dict[str, Any]], tools: 
 
 
 def _prefill(service: Service, body: Chat, messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """An assistant's message at the end is the start of the answer."""
-    if not (messages and messages[-1]["role"] == "assistant" and service.options.prefill_assistant and body.add_generation_prompt):
+    """An assistant's message at the end is the start of the answer, by the server's rule or as the request says."""
+    ends = bool(messages) and messages[-1]["role"] == "assistant"
+    if body.continue_final_message:
+        if body.continue_final_message not in (True, "content"):
+            raise Problem(400, "continue_final_message must be true or \"content\"")
+        if body.add_generation_prompt:
+            raise Problem(400, "continue_final_message needs add_generation_prompt to be false")
+        if not ends:
+            raise Problem(400, "continue_final_message needs an assistant message at the end")
+        body.add_generation_prompt = True       # behind it the message goes on
+    elif not (ends and service.options.prefill_assistant and body.add_generation_prompt):
         return messages, ""
     if len(messages) > 1 and messages[-2]["role"] == "assistant":
         raise Problem(400, "Cannot have 2 or more assistant messages at the end of the list.")

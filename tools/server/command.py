@@ -18,6 +18,8 @@ from ggraph import env, hub
 
 from .._console import Bars, show_sizes
 from .._options import CONTEXT, MODEL, ROPE, SAMPLING, Command, Params, context_arguments, group, options, sampling_arguments
+from .._speculative import SPECULATIVE
+from .speculative import DRAFT, Types, guesser, most, n_rollback, types
 
 _server, _chat, _output = group("Server"), group("Chat"), group("Output")
 _file = click.Path(exists=True, dir_okay=False)
@@ -32,7 +34,7 @@ SERVER = (
             help="Key that requests must bring; several: repeat, or join by commas."),
     _server("--api-key-file", type=_file, help="A file with one key a line."),
     _server("timeout", "-to", "--timeout", type=click.IntRange(min=1), default=3600, show_default=True, metavar="S",
-            help="Seconds that a client has to send its request."),
+            help="Seconds that a client may stall while it sends its request, or instead of reading the answer."),
     _server("--cors-origins", default="localhost", show_default=True, metavar="LIST",
             help="Pages that may use the server: localhost, *, or origins joined by commas."),
     _server("--sse-ping-interval", type=click.IntRange(min=-1), default=30, show_default=True, metavar="S",
@@ -42,6 +44,13 @@ SERVER = (
     _server("--props/--no-props", default=False, help="Accept POST /props.  [default: off]"),
     _server("--slot-save-path", type=click.Path(exists=True, file_okay=False, writable=True), help="Folder for saved slots."),
     _server("--cache-prompt/--no-cache-prompt", default=True, help="Reuse what a slot holds of a prompt.  [default: on]"),
+    _server("--cache-reuse", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
+            help="Move at least N tokens in a row that a slot holds to where a prompt has them, so that they are not evaluated "
+                 "again; answers may then differ. 0: off."),
+    _server("n_checkpoints", "-ctxcp", "--ctx-checkpoints", "--swa-checkpoints", type=click.IntRange(min=0), default=32,
+            show_default=True, metavar="N", help="States that a prompt leaves in --cache-ram where memory cannot go back."),
+    _server("checkpoint_step", "-cms", "--checkpoint-min-step", type=click.IntRange(min=0), default=8192, show_default=True,
+            metavar="N", help="Tokens between two such states; 0: only where they are known to be of use."),
     _server("cache_ram", "-cram", "--cache-ram", type=click.IntRange(min=-1), default=8192, show_default=True, metavar="MIB",
             help="Host memory for what slots had to forget, and for checkpoints; 0: none, -1: no limit."),
     _server("--embedding/--no-embedding", "--embeddings/--no-embeddings", "embedding", default=False,
@@ -73,6 +82,8 @@ CHAT = (
 OUTPUT = (
     _output("-q", "--quiet", is_flag=True, help="No sizes, bars and log on standard error."),
     _output("--log-requests", is_flag=True, help="A line for each request: method, path, status."),
+    _output("-v", "--verbose", is_flag=True,
+            help="More log: --log-requests, what each slot found of its prompt in a cache, and why not more."),
 )
 # Parameter -> the end of its environment variable's name, LLAMA_ARG_...; what is typed wins.
 ENVIRONMENT = {
@@ -81,7 +92,11 @@ ENVIRONMENT = {
     "kv_unified": "KV_UNIFIED", "swa_full": "SWA_FULL", "repack": "REPACK", "n_gpu_layers": "N_GPU_LAYERS", "host": "HOST",
     "port": "PORT", "alias": "ALIAS", "api_key_file": "API_KEY_FILE", "timeout": "TIMEOUT", "cors_origins": "CORS_ORIGINS",
     "sse_ping_interval": "SSE_PING_INTERVAL", "slots": "ENDPOINT_SLOTS", "metrics": "ENDPOINT_METRICS",
-    "props": "ENDPOINT_PROPS", "cache_ram": "CACHE_RAM",
+    "props": "ENDPOINT_PROPS", "cache_ram": "CACHE_RAM", "cache_reuse": "CACHE_REUSE", "n_checkpoints": "CTX_CHECKPOINTS",
+    "checkpoint_step": "CHECKPOINT_MIN_SPACING_NT", "spec_type": "SPEC_TYPE", "spec_draft_model": "SPEC_DRAFT_MODEL",
+    "spec_draft_n_max": "SPEC_DRAFT_N_MAX", "spec_draft_n_min": "SPEC_DRAFT_N_MIN", "spec_draft_p_min": "SPEC_DRAFT_P_MIN",
+    "spec_draft_ngl": "N_GPU_LAYERS_DRAFT", "spec_draft_type_k": "SPEC_DRAFT_CACHE_TYPE_K",
+    "spec_draft_type_v": "SPEC_DRAFT_CACHE_TYPE_V",
     "cache_prompt": "CACHE_PROMPT", "embedding": "EMBEDDINGS", "rerank": "RERANKING", "pooling": "POOLING",
     "n_predict": "N_PREDICT", "context_shift": "CONTEXT_SHIFT", "chat_template": "CHAT_TEMPLATE",
     "chat_template_file": "CHAT_TEMPLATE_FILE", "chat_template_kwargs": "CHAT_TEMPLATE_KWARGS", "jinja": "JINJA",
@@ -103,10 +118,12 @@ class _Command(Command):
                 param.envvar = f"LLAMA_ARG_{ENVIRONMENT[param.name]}"
             elif param.name == "api_key":
                 param.envvar = "LLAMA_API_KEY"
+            if param.name == "spec_type" and isinstance(param.type, click.Choice):
+                param.type = Types(param.type)
 
 
 @click.command(cls=_Command, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@options(SERVER, MODEL, CHAT, CONTEXT, SAMPLING, ROPE, OUTPUT)
+@options(SERVER, MODEL, CHAT, CONTEXT, SPECULATIVE, DRAFT, SAMPLING, ROPE, OUTPUT)
 @click.version_option(ggraph.__version__)
 @click.pass_context
 def main(ctx: click.Context, /, **p: Any) -> None:
@@ -116,6 +133,9 @@ def main(ctx: click.Context, /, **p: Any) -> None:
     from environment variables, under llama-server's names: LLAMA_ARG_MODEL, LLAMA_ARG_CTX_SIZE, LLAMA_API_KEY and so on.
     """
     env.set_quiet(p["quiet"])
+    if p["verbose"]:
+        p["log_requests"] = True
+        env.set_debug(1)
     try:
         import fastapi
         import prometheus_client
@@ -136,6 +156,8 @@ def _check(p: Params) -> None:
         raise click.BadParameter(f"not JSON: {e}", param_hint="--chat-template-kwargs") from None
     if not isinstance(p["chat_template_kwargs"], dict):
         raise click.BadParameter("must be a JSON object", param_hint="--chat-template-kwargs")
+    if "draft-simple" in types(p) and not p["spec_draft_model"]:
+        raise click.UsageError("--spec-type draft-simple needs a draft model: give -md")
     if p["rerank"]:
         p["embedding"], p["pooling"] = True, "rank"
     if p["n_parallel"] < 1:
@@ -181,17 +203,20 @@ class Server:
             path = hub.resolve(p["model"], lambda done, total: bars("fetch", done, total))
             model = ggraph.Model(path, n_gpu_layers=p["n_gpu_layers"], kv_overrides=p["kv_overrides"], repack=p["repack"])
             self._stop.append(model.close)
-            arguments = context_arguments(p) | {"n_seq_max": p["n_parallel"]}
+            arguments = context_arguments(p) | {"n_seq_max": p["n_parallel"], "n_rollback": n_rollback(p)}
             if p["embedding"]:
                 arguments |= {"embeddings": True, "pooling": p["pooling"], "n_ubatch": p["n_batch"]}
             ctx = ggraph.Context(model, progress=bars, **arguments)
             self._stop.append(ctx.close)
+            guesses = None if p["embedding"] else guesser(p, ctx, bars, self._stop)
         show_sizes(ctx)
         template = _template(p, model)
         defaults = ggraph.sampling_defaults(model) | self.options.sampling
         self.options.sampling = defaults
         cache = p["cache_ram"] << 20 if p["cache_ram"] >= 0 else sys.maxsize
-        engine = None if p["embedding"] else ggraph.Engine(ctx, model.vocab, context_shift=p["context_shift"], cache_bytes=cache)
+        engine = None if p["embedding"] else ggraph.Engine(
+            ctx, model.vocab, context_shift=p["context_shift"], cache_bytes=cache, cache_reuse=p["cache_reuse"],
+            n_checkpoints=p["n_checkpoints"], checkpoint_step=p["checkpoint_step"], guesser=guesses, n_draft=most(p))
         embedder = ggraph.Embedder(ctx) if p["embedding"] else None
         self._stop.append((engine or embedder).close)  # type: ignore[union-attr]
         env.log(f"{ctx.n_seq_max} slots of {ctx.cparams.n_ctx_seq} tokens" + (", from one pool" if ctx.cparams.kv_unified else ""))
@@ -200,6 +225,8 @@ class Server:
 
 def _web(app: Any, p: Params) -> Any:
     import uvicorn
+
+    from .patience import patient
 
     class Web(uvicorn.Server):
         """One line when it listens; the first signal ends in good order, the second at once."""
@@ -218,7 +245,8 @@ def _web(app: Any, p: Params) -> Any:
                     env.log(f"listening at http://{host}:{port}")
 
     config = uvicorn.Config(app, host=p["host"], port=p["port"], log_level="warning", access_log=False, lifespan="off",
-                            timeout_graceful_shutdown=5, server_header=False, h11_max_incomplete_event_size=1 << 16)
+                            timeout_graceful_shutdown=5, server_header=False, http=patient(p["timeout"]),
+                            h11_max_incomplete_event_size=1 << 16)
     return Web(config)
 
 
@@ -234,6 +262,7 @@ def _options(p: Params) -> Any:
                    slot_save_path=p["slot_save_path"], cache_prompt=p["cache_prompt"], n_predict=p["n_predict"],
                    stop=tuple(p["reverse_prompt"]), prefill_assistant=p["prefill_assistant"],
                    reasoning_format=p["reasoning_format"], embd_normalize=p["embd_normalize"], log_requests=p["log_requests"],
+                   spec_types=types(p),
                    template_kwargs=p["chat_template_kwargs"], sampling=sampling)
 
 

@@ -85,8 +85,8 @@ def slots(service: Service, fail_on_no_slot: bool) -> Response:
 
 def _slot(service: Service, slot: Any) -> dict[str, Any]:
     task = slot.task
-    shown = {"id": slot.id, "n_ctx": service.n_ctx_slot, "speculative": False, "is_processing": task is not None,
-             "n_past": len(slot.tokens), "cache_reuse": slot.reuse}
+    shown = {"id": slot.id, "n_ctx": service.n_ctx_slot, "speculative": bool(service.options.spec_types),
+             "is_processing": task is not None, "n_past": len(slot.tokens), "cache_reuse": slot.reuse}
     if task is None:
         return shown
     n = len(task.output.tokens)
@@ -155,18 +155,9 @@ def adapters(service: Service) -> Response:
 
 async def set_adapters(service: Service, scales: Any) -> Response:
     """[{"id", "scale"}, ...]; those not listed are off."""
-    loaded = service.adapters()
-    wanted = dict.fromkeys(range(len(loaded)), 0.0)
-    for entry in scales if isinstance(scales, list) else [None]:
-        id, scale = (entry.get("id"), entry.get("scale")) if isinstance(entry, dict) else (None, None)
-        if isinstance(id, bool) or not isinstance(id, int) or id not in wanted:
-            raise Problem(400, f"the body is an array of {{\"id\", \"scale\"}} with ids of the {len(loaded)} LoRA adapters loaded")
-        if isinstance(scale, bool) or not isinstance(scale, int | float) or abs(scale) > 1e6:
-            raise Problem(400, f"the scale of adapter {id} must be a number")
-        wanted[id] = float(scale)
-    if loaded:
-        await asyncio.wrap_future(service.engine.set_adapters(
-            [*((a, wanted[i]) for i, (a, _) in enumerate(loaded)), *service.vectors()]))
+    wanted = service.chosen(scales if isinstance(scales, list) else [None])
+    if service.adapters():
+        await asyncio.wrap_future(service.engine.set_adapters(wanted))
     return JSON({"success": True})
 
 
@@ -188,10 +179,16 @@ class _Metrics(Collector):
                 ("tokens_predicted_seconds_total", "Total time spent generating tokens", s.generated_ms / 1e3),
                 ("n_decode_total", "Total number of rounds that computed", s.n_decode),
                 ("preemptions_total", "Requests that had to wait for cells and were run again", s.n_preempted),
-                ("spec_decode_num_draft_tokens_total", "Speculative: Total draft tokens generated", 0),
-                ("spec_decode_num_accepted_tokens_total", "Speculative: Total draft tokens accepted by the target model", 0),
-                ("spec_decode_num_drafts_total", "Speculative: Total speculative decoding verification steps", 0)):
+                ("spec_decode_num_draft_tokens_total", "Speculative: Total draft tokens generated", s.draft_n),
+                ("spec_decode_num_accepted_tokens_total", "Speculative: Total draft tokens accepted by the target model",
+                 sum(s.accepted)),
+                ("spec_decode_num_drafts_total", "Speculative: Total speculative decoding verification steps", s.n_drafts)):
             yield CounterMetricFamily(f"llamacpp:{name}", text, value=value)
+        places = CounterMetricFamily("llamacpp:spec_decode_num_accepted_tokens_per_pos_total",
+                                     "Speculative: accepted draft tokens by their position in the draft", labels=["position"])
+        for place, n in enumerate(s.accepted):
+            places.add_metric([str(place)], n)
+        yield places
         busy = sum(slot.task is not None for slot in engine.slots)
         for name, text, value in (
                 ("n_tokens_max", "Largest observed sequence length (prompt + generation)", s.n_tokens_max),

@@ -5,6 +5,7 @@ log-probabilities.
 """
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,10 +55,11 @@ async def collect(run: Run, jobs: list[Job]) -> list[Choice]:
     return [choice for group in choices for choice in group]
 
 
-def timings(done: ggraph.Done) -> dict[str, Any]:
+def timings(done: ggraph.Done | ggraph.Times) -> dict[str, Any]:
     """Rates of zero where nothing was measured; generation counts the steps after the first token."""
+    guessed = {"draft_n": done.draft_n, "draft_n_accepted": done.draft_n_accepted} if done.draft_n else {}
     return {"cache_n": done.n_cached, **_rate("prompt", done.n_evaluated, done.prompt_ms, done.n_evaluated),
-            **_rate("predicted", done.n_generated, done.generated_ms, max(done.n_generated - 1, 0))}
+            **_rate("predicted", done.n_generated, done.generated_ms, max(done.n_generated - 1, 0)), **guessed}
 
 
 def _rate(name: str, n: int, ms: float, steps: int) -> dict[str, Any]:
@@ -65,11 +67,19 @@ def _rate(name: str, n: int, ms: float, steps: int) -> dict[str, Any]:
             f"{name}_per_second": 1e3 * steps / ms if ms else 0.0}
 
 
-def logprob_items(service: Service, items: list[ggraph.TokenLogprob]) -> list[dict[str, Any]]:
+def finite(logprob: float) -> float:
+    """Of what cannot come: a number that JSON has, as in llama-server."""
+    return max(logprob, -3.4e38)
+
+
+def logprob_items(service: Service, items: list[ggraph.TokenLogprob], drawn: bool) -> list[dict[str, Any]]:
+    """`drawn`: probabilities as the samplers left them, in place of the model's log-probabilities."""
     def one(id: int, value: float) -> dict[str, Any]:
         piece = service.vocab.piece(id)
-        return {"id": id, "token": piece.decode(errors="replace"), "bytes": list(piece), "logprob": max(value, -3.4e38)}
-    return [{**one(t.token, t.logprob), "top_logprobs": [one(*top) for top in t.top]} for t in items]
+        number = {"prob": math.exp(value)} if drawn else {"logprob": finite(value)}
+        return {"id": id, "token": piece.decode(errors="replace"), "bytes": list(piece), **number}
+    top = "top_probs" if drawn else "top_logprobs"
+    return [{**one(t.token, t.logprob), top: [one(*pair) for pair in t.top]} for t in items]
 
 
 def final(service: Service, choice: Choice, index: int, tokens: bool, stream: bool) -> dict[str, Any]:
@@ -84,7 +94,7 @@ def final(service: Service, choice: Choice, index: int, tokens: bool, stream: bo
         "stop_type": "limit" if done.stop_type == "context" else done.stop_type or "none",
         "stopping_word": done.stopping_word or "", "tokens_cached": done.n_past, "timings": timings(done)}
     if n_probs and not stream:
-        answer["completion_probabilities"] = logprob_items(service, choice.logprobs)
+        answer["completion_probabilities"] = logprob_items(service, choice.logprobs, job.drawn)
     return answer
 
 
@@ -157,8 +167,13 @@ def _partial(service: Service, choice: Choice, piece: ggraph.Piece, index: int) 
     answer = {"index": index, "content": piece.text, "tokens": piece.tokens, "stop": False, "id_slot": -1,
               "tokens_predicted": piece.n_generated, "tokens_evaluated": len(choice.job.ids)}
     if choice.job.logprobs:
-        answer["completion_probabilities"] = logprob_items(service, piece.logprobs)
-    return answer
+        answer["completion_probabilities"] = logprob_items(service, piece.logprobs, choice.job.drawn)
+    return {**answer, **timed(piece.times)}
+
+
+def timed(times: ggraph.Times | None) -> dict[str, Any]:
+    """For requests with `timings_per_token`."""
+    return {} if times is None else {"timings": timings(times)}
 
 
 def _progress(event: ggraph.Progress, index: int) -> dict[str, Any]:

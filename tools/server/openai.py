@@ -16,7 +16,7 @@ import ggraph
 
 from .chat import Conversation, Told, Turn, converse, follow, turns_of
 from .info import BUILD
-from .native import Choice, collect, jobs, logprob_items, progress_of, timings
+from .native import Choice, collect, finite, jobs, logprob_items, progress_of, timed, timings
 from .problem import JSON, Problem
 from .replies import Delta
 from .schema import Chat, Completion, Sampling
@@ -85,7 +85,7 @@ async def _completion_stream(service: Service, body: Completion, run: Run, work:
         index = first[h.job] + h.event.index
         if isinstance(h.event, ggraph.Piece):
             part = Choice(work[h.job], h.event.text, h.event.tokens, h.event.logprobs)
-            yield frame(chunk(h.event.text, index, _logprobs(service, part, False)))
+            yield frame({**chunk(h.event.text, index, _logprobs(service, part, False)), **timed(h.event.times)})
             continue
         choices[h.job][h.event.index].take(h.event)
         ends.append(h.event)
@@ -102,11 +102,11 @@ def _logprobs(service: Service, choice: Choice, echo: bool) -> dict[str, Any] | 
     job, items = choice.job, choice.logprobs
     if job.logprobs is None:
         return None
-    tokens, values, tops = [t.token for t in items], [t.logprob for t in items], [t.top for t in items]
+    tokens, values, tops = [t.token for t in items], [finite(t.logprob) for t in items], [t.top for t in items]
     if echo:
         scored = choice.end.prompt_logprobs
         tokens, tops = job.ids + tokens, [(), *(t.top for t in scored), *tops]
-        values = [None, *(t.logprob for t in scored), *values]  # type: ignore[list-item]
+        values = [None, *(finite(t.logprob) for t in scored), *values]  # type: ignore[list-item]
 
     def text(id: int) -> str:
         return service.vocab.piece(id).decode(errors="replace")
@@ -114,8 +114,8 @@ def _logprobs(service: Service, choice: Choice, echo: bool) -> dict[str, Any] | 
     for id in tokens:
         offsets.append(at)
         at += len(text(id))
-    return {"content": logprob_items(service, items), "tokens": [text(t) for t in tokens], "token_logprobs": values,
-            "top_logprobs": [{text(t): v for t, v in top} if top else None for top in tops], "text_offset": offsets}
+    return {"content": logprob_items(service, items, job.drawn), "tokens": [text(t) for t in tokens], "token_logprobs": values,
+            "top_logprobs": [{text(t): finite(v) for t, v in top} if top else None for top in tops], "text_offset": offsets}
 
 
 # --- chat
@@ -146,7 +146,8 @@ def message(turn: Turn) -> dict[str, Any]:
 
 
 def _items(service: Service, conversation: Conversation, items: list[ggraph.TokenLogprob]) -> dict[str, Any]:
-    return {} if conversation.job.logprobs is None else {"logprobs": {"content": logprob_items(service, items)}}
+    job = conversation.job
+    return {} if job.logprobs is None else {"logprobs": {"content": logprob_items(service, items, job.drawn)}}
 
 
 async def _chat_stream(service: Service, body: Chat, run: Run, conversation: Conversation) -> AsyncGenerator[bytes, None]:
@@ -163,7 +164,7 @@ async def _chat_stream(service: Service, body: Chat, run: Run, conversation: Con
             continue
         more = _items(service, conversation, told.logprobs) if told.logprobs else {}
         for delta in told.deltas or ([Delta("content", "")] if more else []):
-            yield frame(chunk(told.index, _delta(told, delta), **more))
+            yield frame({**chunk(told.index, _delta(told, delta), **more), **timed(told.times)})
             more = {}
         if told.turn.done is None:
             continue

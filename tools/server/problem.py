@@ -55,6 +55,8 @@ def problem_of(error: BaseException) -> Problem:
         return Problem(400, str(error), "exceed_context_size_error")
     if isinstance(error, ggraph.Error):
         return Problem(400, str(error))
+    if isinstance(error, RecursionError):
+        return Problem(400, "the request is nested too deeply")
     env.log(f"unexpected {type(error).__name__}: {error}")
     return Problem(500, f"unexpected {type(error).__name__}: {error}")
 

@@ -34,6 +34,7 @@ class Settings:
     body: Sampling
     grammar: ggraph.Grammar | None = None
     grammar_source: str = ""
+    spec_types: list[str] = field(default_factory=list)
     more: dict[str, Any] = field(default_factory=dict)
 
     def samplers(self, model: ggraph.Model, n: int) -> list[ggraph.Sampler]:
@@ -59,16 +60,12 @@ class Settings:
                 "n_probs": n_probs, "min_keep": b.min_keep, "grammar": self.grammar_source, "grammar_lazy": False,
                 "grammar_triggers": [], "preserved_tokens": [], "chat_format": "Content-only", "reasoning_format": "deepseek",
                 "reasoning_in_content": False, "generation_prompt": "", "samplers": self.params["samplers"].split(";"),
-                "speculative.types": "none", "timings_per_token": b.timings_per_token,
-                "post_sampling_probs": b.post_sampling_probs, "backend_sampling": False, "lora": [], **self.more}
+                "speculative.types": ",".join(self.spec_types) or "none", "timings_per_token": b.timings_per_token,
+                "post_sampling_probs": b.post_sampling_probs, "backend_sampling": False, "lora": b.lora, **self.more}
 
 
 def settings(body: Sampling, defaults: Mapping[str, Any], model: ggraph.Model) -> Settings:
     """What a body asks for, over the server's defaults. A grammar that does not compile is a `Problem`."""
-    if body.post_sampling_probs:
-        raise Problem(400, "post_sampling_probs is not supported; n_probs gives probabilities before sampling")
-    if body.lora:
-        raise Problem(400, "the scales of LoRAs are the same for all requests; POST /lora-adapters sets them")
     params = {k: v for k, v in defaults.items() if k not in ("logit_bias", "breakers", "ignore_eos")}
     for name in FIELDS:
         if (value := getattr(body, name)) is not None:

@@ -102,6 +102,7 @@ class Sampling(Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
     cache_prompt: bool | None = None
+    n_cache_reuse: Count | None = None
     id_slot: Any32 = -1
     return_tokens: bool = False
     return_progress: bool = False
@@ -148,6 +149,7 @@ class Chat(Sampling):
     logprobs: bool = False
     top_logprobs: Annotated[Int, _between(0, 1000)] | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool | str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     reasoning_format: str | None = None

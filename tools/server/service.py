@@ -40,6 +40,7 @@ class Options:
     reasoning_format: str = "auto"
     embd_normalize: int = 2
     log_requests: bool = False
+    spec_types: list[str] = field(default_factory=list)
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     sampling: dict[str, Any] = field(default_factory=dict)
 
@@ -55,6 +56,11 @@ class Job:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     preserved: frozenset[int] = frozenset()
+
+    @property
+    def drawn(self) -> bool:
+        """Whether log-probabilities are those of what the samplers left."""
+        return self.settings.body.post_sampling_probs
 
 
 @dataclass
@@ -100,8 +106,21 @@ class Service:
 
     def adapters(self) -> list[tuple[ggraph.Adapter, float]]:
         """LoRAs, each with its scale, 0 for those that are off."""
-        scales = dict(self.ctx.adapters)
+        scales = dict(self._engine.adapters if self._engine else self.ctx.adapters)
         return [(a, scales.get(a, 0.0)) for a, _ in self._loaded if a.pairs]
+
+    def chosen(self, scales: list[Any]) -> list[tuple[ggraph.Adapter, float]]:
+        """All adapters with the LoRAs at the scales of [{"id", "scale"}, ...]; those not listed are off."""
+        loaded = self.adapters()
+        wanted = dict.fromkeys(range(len(loaded)), 0.0)
+        for entry in scales:
+            id, scale = (entry.get("id"), entry.get("scale")) if isinstance(entry, dict) else (None, None)
+            if isinstance(id, bool) or not isinstance(id, int) or id not in wanted:
+                raise Problem(400, f"LoRA scales are an array of {{id, scale}}, with ids of the {len(loaded)} adapters loaded")
+            if isinstance(scale, bool) or not isinstance(scale, int | float) or not abs(scale) <= 1e6:
+                raise Problem(400, f"the scale of adapter {id} must be a number")
+            wanted[id] = float(scale)
+        return [*((a, wanted[i]) for i, (a, _) in enumerate(loaded)), *self.vectors()]
 
     def vectors(self) -> list[tuple[ggraph.Adapter, float]]:
         """Control vectors, which stay as they are."""
@@ -148,7 +167,9 @@ class Service:
     def settings(self, body: Sampling) -> Settings:
         if not 1 <= body.choices <= self.n_slots:
             raise Problem(400, f"Field 'n_cmpl': Value must be between 1 <= value <= {self.n_slots}, but got {body.choices}")
-        return settings(body, self.options.sampling, self.model)
+        made = settings(body, self.options.sampling, self.model)
+        made.spec_types = self.options.spec_types
+        return made
 
     def stops(self, body: Sampling) -> list[str]:
         given = [body.stop] if isinstance(body.stop, str) else body.stop
@@ -176,8 +197,11 @@ class Service:
             run.requests.append(ggraph.Request(
                 job.ids, job.settings.samplers(self.model, job.n), run.sink(i), max_tokens=self.limit(body), stop=job.stop,
                 logprobs=job.logprobs, prompt_logprobs=job.prompt_logprobs, preserved=job.preserved, cache_prompt=cache,
+                adapters=self.chosen(body.lora) if body.lora else None,
+                cache_reuse=-1 if body.n_cache_reuse is None else body.n_cache_reuse,
                 slot=body.id_slot % self.n_slots if body.id_slot >= 0 else -1, n_keep=body.n_keep,
-                time_limit=body.t_max_predict_ms, progress=body.return_progress))
+                time_limit=body.t_max_predict_ms, progress=body.return_progress,
+                timings=body.timings_per_token, post_sampling=body.post_sampling_probs))
         for request in run.requests:
             engine.submit(request)
         return run

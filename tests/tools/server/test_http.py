@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib
 import json
 import random
 import signal
@@ -82,6 +84,28 @@ def test_fields_of_completion(client: httpx.Client) -> None:
     assert same[0] == same[1] != post(client, "/completion", prompt="a", seed=8, temperature=1.5, n_predict=20)["content"]
 
 
+def test_probabilities_after_sampling(client: httpx.Client) -> None:
+    body: dict[str, Any] = {"prompt": "the rain", "n_predict": 5, "seed": 2, "n_probs": 8, "post_sampling_probs": True}
+    for more in ({"temperature": 1.0, "top_k": 3, "min_p": 0}, {"temperature": 0}):
+        items = post(client, "/completion", **{**body, **more})["completion_probabilities"]
+        assert len(items) == 5
+        for item in items:
+            probs = {t["id"]: t["prob"] for t in item["top_probs"]}
+            assert probs[item["id"]] == item["prob"] > 0 and sum(probs.values()) == pytest.approx(1)
+            assert len(probs) == (3 if "top_k" in more else 1) and "logprob" not in item
+    chat = post(client, "/v1/chat/completions", **CHAT, logprobs=True, top_logprobs=2, post_sampling_probs=True)
+    assert chat["choices"][0]["logprobs"]["content"][0]["prob"] == 1.0
+
+
+def test_timings_per_token(client: httpx.Client) -> None:
+    body = {**GREEDY, "max_tokens": 8, "prompt": "the rain", "messages": CHAT["messages"], "timings_per_token": True}
+    for path in ("/completion", "/v1/completions", "/v1/chat/completions"):
+        timed = [p["timings"] for p in frames(client, path, **body) if p != "[DONE]" and "timings" in p]
+        counts = [t["predicted_n"] for t in timed]
+        assert counts == sorted(counts) and counts[0] < counts[-1] == 8 and len(counts) > 4, path
+        assert all(t["prompt_ms"] == timed[0]["prompt_ms"] >= 0 for t in timed)
+
+
 def test_openai_completions(client: httpx.Client) -> None:
     answer = post(client, "/v1/completions", prompt=["the", "a"], n=2, max_tokens=3, temperature=0)
     assert [c["index"] for c in answer["choices"]] == [0, 1, 2, 3] and answer["usage"]["completion_tokens"] == 12
@@ -108,6 +132,16 @@ def test_chat(client: httpx.Client) -> None:
     begun = [*CHAT["messages"], {"role": "assistant", "content": "in a"}]
     filled = post(client, "/v1/chat/completions", **{**CHAT, "messages": begun})
     assert filled["choices"][0]["message"]["content"].startswith("in a")
+
+
+def test_a_message_that_goes_on(client: httpx.Client) -> None:
+    body = {**CHAT, "messages": [*CHAT["messages"], {"role": "assistant", "content": "in a"}]}
+    want = post(client, "/v1/chat/completions", **body)["choices"][0]["message"]["content"]
+    more = {**body, "continue_final_message": True}
+    assert post(client, "/v1/chat/completions", **more, add_generation_prompt=False)["choices"][0]["message"]["content"] == want
+    assert "add_generation_prompt" in post(client, "/v1/chat/completions", 400, **more)["message"]
+    alone = {**CHAT, "continue_final_message": True, "add_generation_prompt": False}
+    assert "assistant message" in post(client, "/v1/chat/completions", 400, **alone)["message"]
 
 
 def test_text_is_whole_characters(client: httpx.Client) -> None:
@@ -362,6 +396,47 @@ def test_a_slow_client_and_the_log(file: str) -> None:
         assert not any("secret" in line for line in server.log)
 
 
+def stalled(url: str, sent: bytes) -> socket.socket:
+    host, port = url.removeprefix("http://").split(":")
+    s = socket.socket()
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    s.settimeout(20)
+    s.connect((host, int(port)))
+    s.sendall(sent)
+    return s
+
+
+def test_clients_that_stall(file: str) -> None:
+    """In the head of a request, in that of a second one, and instead of reading a stream: their connections are closed."""
+    with running("-m", file, "-c", "512", "-np", "1", "--timeout", "1") as server, httpx.Client(base_url=server.url) as c:
+        for head in (b"", b"POST /completion HTTP/1.1\r\nHo", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /hea"):
+            with stalled(server.url, head) as s:
+                answer = b""
+                with contextlib.suppress(ConnectionResetError):
+                    while part := s.recv(4096):
+                        answer += part
+                assert (b"200 OK" in answer) == head.startswith(b"GET")
+        body = json.dumps({"prompt": "a", "n_predict": 250, "ignore_eos": True, "stream": True, "n_probs": 280}).encode()
+        request = b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+        with stalled(server.url, request) as s:
+            soon(lambda: not idle(c))
+            time.sleep(0.2)
+            soon(lambda: idle(c))
+            with pytest.raises(OSError):
+                for _ in range(100):
+                    s.sendall(b"x" * 1000)
+                    time.sleep(0.05)
+        assert post(c, "/completion", prompt="a", n_predict=1)["tokens_predicted"] == 1
+
+
+def test_verbose(file: str) -> None:
+    with running("-m", file, "-c", "256", "-np", "1", "-v") as server, httpx.Client(base_url=server.url) as c:
+        for _ in range(2):
+            post(c, "/completion", prompt="the rain in an air", n_predict=1)
+        for said in ("slot was empty", "tokens kept", "POST /completion 200"):
+            soon(lambda said=said: any(said in line for line in server.log))
+
+
 def test_a_second_signal(file: str) -> None:
     with running("-m", file, "-c", "20000", "-np", "1") as server, httpx.Client(base_url=server.url, timeout=30) as c, \
             c.stream("POST", "/completion", json={"prompt": "a", "n_predict": -1, "stream": True, "ignore_eos": True}) as r:
@@ -434,4 +509,39 @@ def test_lora_adapters(tmp_path: Path) -> None:
         wrong: list[Any] = [[{"id": 1, "scale": 1}], [{"id": 0}], {}, [0]]
         for bad in wrong:
             assert c.post("/lora-adapters", json=bad).status_code == 400
-        assert "POST /lora-adapters" in post(c, "/completion", 400, **ask, lora=[{"id": 0, "scale": 1}])["message"]
+            assert not isinstance(bad, list) or post(c, "/completion", 400, **ask, lora=bad)
+
+
+def test_requests_with_loras_of_their_own(tmp_path: Path) -> None:
+    """Each at its own scale, at the same time: answers are those of requests alone, and caches are not mixed."""
+    model, loras = adapters.write(tmp_path, "llama-dense")
+    prompt = list(range(1, 90))
+    bodies = [{"prompt": [*prompt, i], "return_tokens": True, **GREEDY, "n_predict": 24, "lora": lora}
+              for i in range(3) for lora in ([], [{"id": 0, "scale": 1.0}], [{"id": 0, "scale": 3.0}], [{"id": 0, "scale": 0.0}])]
+    with running("-m", str(model), "-c", "1024", "-np", "4", "-ub", "32", "--lora", str(loras[0])) as server:
+        async def together() -> list[Any]:
+            async with httpx.AsyncClient(base_url=server.url, timeout=60) as c:
+                return [r.json() for r in await asyncio.gather(*(c.post("/completion", json=b) for b in bodies))]
+        found = [a["tokens"] for a in asyncio.run(together())]
+        with httpx.Client(base_url=server.url, timeout=60) as c:
+            alone = [post(c, "/completion", **b, cache_prompt=False)["tokens"] for b in bodies]
+            assert found == alone and len({tuple(tokens) for tokens in found[:4]}) == 3 and found[0] == found[1]
+            again = [post(c, "/completion", **b) for b in bodies]
+            assert [a["tokens"] for a in again] == alone and any(a["timings"]["cache_n"] > 80 for a in again)
+            assert c.get("/lora-adapters").json()[0]["scale"] == 1.0
+            assert again[2]["generation_settings"]["lora"] == [{"id": 0, "scale": 3.0}]
+
+
+def test_the_load_benchmark(server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+                            tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "bench"))
+    load = importlib.import_module("load")
+    args = ["--url", server.url, "--peer-url", server.url, "--clients", "1,3", "--n-prompt", "20", "--n-predict", "4",
+            "--n-vocab", "290", "--n-long", "200", "--out", str(tmp_path / "out.jsonl")]
+    monkeypatch.setattr("sys.argv", ["load.py", *args])
+    load.main()
+    said = capsys.readouterr().out
+    assert said.count("ratio") == 2 and said.count("no request waits while a slot is idle: ") == 2
+    assert said.count("they grow by at most one ubatch: ") == 2
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert len(rows) == 6 and all(row["n_predict"] == 4 for row in rows) and rows[0]["tokens_per_second"] > 0
