@@ -17,6 +17,7 @@ from . import anthropic, info, native, openai, responses, utilities
 from .body import check, read, read_any
 from .chat import checked_messages, checked_tools, converse, render
 from .guard import Guard
+from .page import add_page
 from .problem import JSON, Problem, answer
 from .schema import (
     Body,
@@ -47,6 +48,8 @@ def make_app(get: Get, options: Options) -> Guard:
     _text_routes(routes)
     _chat_routes(routes)
     _server_routes(routes, options)
+    if options.ui:
+        add_page(app)
     return Guard(app, options.api_keys, options.cors_origins, options.log_requests)
 
 

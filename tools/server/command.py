@@ -35,6 +35,7 @@ SERVER = (
             help="Seconds that a client has to send its request."),
     _server("--cors-origins", default="localhost", show_default=True, metavar="LIST",
             help="Pages that may use the server: localhost, *, or origins joined by commas."),
+    _server("--ui/--no-ui", "--webui/--no-webui", "ui", default=True, help="The page at /.  [default: on]"),
     _server("--sse-ping-interval", type=click.IntRange(min=-1), default=30, show_default=True, metavar="S",
             help="Seconds of silence after which a stream sends a comment; -1: never."),
     _server("--slots/--no-slots", default=True, help="Show the slots at /slots.  [default: on]"),
@@ -81,7 +82,7 @@ ENVIRONMENT = {
     "kv_unified": "KV_UNIFIED", "swa_full": "SWA_FULL", "repack": "REPACK", "n_gpu_layers": "N_GPU_LAYERS", "host": "HOST",
     "port": "PORT", "alias": "ALIAS", "api_key_file": "API_KEY_FILE", "timeout": "TIMEOUT", "cors_origins": "CORS_ORIGINS",
     "sse_ping_interval": "SSE_PING_INTERVAL", "slots": "ENDPOINT_SLOTS", "metrics": "ENDPOINT_METRICS",
-    "props": "ENDPOINT_PROPS", "cache_ram": "CACHE_RAM",
+    "props": "ENDPOINT_PROPS", "ui": "UI", "cache_ram": "CACHE_RAM",
     "cache_prompt": "CACHE_PROMPT", "embedding": "EMBEDDINGS", "rerank": "RERANKING", "pooling": "POOLING",
     "n_predict": "N_PREDICT", "context_shift": "CONTEXT_SHIFT", "chat_template": "CHAT_TEMPLATE",
     "chat_template_file": "CHAT_TEMPLATE_FILE", "chat_template_kwargs": "CHAT_TEMPLATE_KWARGS", "jinja": "JINJA",
@@ -234,7 +235,7 @@ def _options(p: Params) -> Any:
                    slot_save_path=p["slot_save_path"], cache_prompt=p["cache_prompt"], n_predict=p["n_predict"],
                    stop=tuple(p["reverse_prompt"]), prefill_assistant=p["prefill_assistant"],
                    reasoning_format=p["reasoning_format"], embd_normalize=p["embd_normalize"], log_requests=p["log_requests"],
-                   template_kwargs=p["chat_template_kwargs"], sampling=sampling)
+                   template_kwargs=p["chat_template_kwargs"], ui=p["ui"], sampling=sampling)
 
 
 def _template(p: Params, model: ggraph.Model) -> ggraph.ChatTemplate | None:

@@ -29,6 +29,7 @@ class Options:
     cors_origins: str = "localhost"
     timeout: float = 3600.0
     ping: float = 30.0
+    ui: bool = True
     slots: bool = True
     metrics: bool = False
     props: bool = False
