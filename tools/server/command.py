@@ -36,6 +36,8 @@ SERVER = (
     _server("--cors-origins", default="localhost", show_default=True, metavar="LIST",
             help="Pages that may use the server: localhost, *, or origins joined by commas."),
     _server("--ui/--no-ui", "--webui/--no-webui", "ui", default=True, help="The page at /.  [default: on]"),
+    _server("--inspect/--no-inspect", default=False,
+            help="Show what happens inside of a request, in the page and at /ggraph/inspect.  [default: off]"),
     _server("--sse-ping-interval", type=click.IntRange(min=-1), default=30, show_default=True, metavar="S",
             help="Seconds of silence after which a stream sends a comment; -1: never."),
     _server("--slots/--no-slots", default=True, help="Show the slots at /slots.  [default: on]"),
@@ -183,6 +185,7 @@ class Server:
             model = ggraph.Model(path, n_gpu_layers=p["n_gpu_layers"], kv_overrides=p["kv_overrides"], repack=p["repack"])
             self._stop.append(model.close)
             arguments = context_arguments(p) | {"n_seq_max": p["n_parallel"]}
+            self.options.context = dict(arguments)
             if p["embedding"]:
                 arguments |= {"embeddings": True, "pooling": p["pooling"], "n_ubatch": p["n_batch"]}
             ctx = ggraph.Context(model, progress=bars, **arguments)
@@ -235,7 +238,7 @@ def _options(p: Params) -> Any:
                    slot_save_path=p["slot_save_path"], cache_prompt=p["cache_prompt"], n_predict=p["n_predict"],
                    stop=tuple(p["reverse_prompt"]), prefill_assistant=p["prefill_assistant"],
                    reasoning_format=p["reasoning_format"], embd_normalize=p["embd_normalize"], log_requests=p["log_requests"],
-                   template_kwargs=p["chat_template_kwargs"], ui=p["ui"], sampling=sampling)
+                   template_kwargs=p["chat_template_kwargs"], ui=p["ui"], inspect=p["inspect"], sampling=sampling)
 
 
 def _template(p: Params, model: ggraph.Model) -> ggraph.ChatTemplate | None:

@@ -169,7 +169,7 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def url(long: Path) -> Iterator[str]:
     """Answers of 24 tokens, always the same ones, unless a request says something else."""
     with running("-m", str(long), "-c", "16384", "-np", "2", "--temp", "0", "--ignore-eos", "-n", "24", "-a", "tiny",
-                 "--metrics") as server:
+                 "--metrics", "--inspect") as server:
         yield server.url
 
 
@@ -315,6 +315,43 @@ def test_slots(here: Page) -> None:
     assert here.run(looks) == n                                                     # nobody looks, nobody asks
 
 
+def test_inside(here: Page) -> None:
+    here.click(".tabs [data-view=inside]")
+    here.one("#look-text").clear()
+    here.one("#look-text").send_keys("the rain")
+    here.click(".look .primary")
+    here.until(lambda: here.all(".ribbon .written"))
+    told = httpx.post(here.url + "/completion", json={"prompt": "the rain", "n_predict": 8, "n_probs": 1}, timeout=60).json()
+    first = told["completion_probabilities"][0]
+    assert len(here.all(".ribbon .written")) == 8
+    assert here.one(".top .chosen code").get_attribute("textContent").strip("\u2423\u23ce") == first["token"].strip()
+    cards = here.texts("#look-result .cards h2")
+    assert cards == ["Hidden states", "Positions", "Mask", "KV cells and state rows", "Decode state"]
+    variables = here.texts(".variables code")
+    assert {"inp_tokens", "inp_pos", "kq_mask_0", "kv_idxs_0", "cache_k", "result_output"} <= set(variables)
+    n = len(here.all("#look-result canvas"))
+    assert n == 2 and len(here.all(".bars span")) == 2 + tiny.N_LAYER
+    here.click("[aria-label='Next step']")
+    assert "Step 2 of 8" in here.texts(".step-bar")[0]
+    here.click(".layer:last-child")
+    assert here.texts(".whole h3")[0].startswith(f"Layer {tiny.N_LAYER - 1}")
+    nodes = here.run("return [...document.querySelectorAll('.graph .name')].map((e) => e.textContent)")
+    assert {"attn_norm-1", "kqv-1", "ffn_out-1", "l_out-1"} <= set(nodes)
+    here.run("document.querySelector('.graph .node').dispatchEvent(new MouseEvent('click', {bubbles: true}))")
+    assert "rms_norm" in here.texts(".about")[0]
+
+
+def test_inside_of_an_answer(here: Page) -> None:
+    here.say("the rain")
+    answer, = here.answered()
+    here.click("[aria-label='Look inside this answer']")
+    here.until(lambda: here.all(".ribbon .written"))
+    written = here.run("return [...document.querySelectorAll('.written')].map((e) => [e.textContent, e.title])")
+    assert all(title.endswith("given") for _, title in written)
+    shown = "".join(text for text, _ in written)
+    assert shown.translate({0x2423: " ", 0x23ce: "\n", 0xfffd: None})[:3] == answer.translate({0xfffd: None})[:3]
+
+
 def test_light_and_dark(here: Page) -> None:
     colour = "return getComputedStyle(document.documentElement).backgroundColor"
 
@@ -334,7 +371,7 @@ def test_light_and_dark(here: Page) -> None:
     assert here.run(colour) == light
 
 
-@pytest.mark.parametrize("view", ["chat", "slots"])
+@pytest.mark.parametrize("view", ["chat", "slots", "inside"])
 def test_phone(here: Page, view: str) -> None:
     here.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
         "width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True})

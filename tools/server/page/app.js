@@ -3,19 +3,20 @@ import { json, request } from "./api.js";
 import * as chat from "./chat.js";
 import { $, copy, dialog, el, icon, iconButton, toast } from "./dom.js";
 import * as generate from "./generate.js";
+import * as inside from "./inside.js";
 import { settingsDialog } from "./settings.js";
 import * as slots from "./slots.js";
 import { keeps, storage } from "./storage.js";
 import * as store from "./store.js";
 
-const VIEWS = ["chat", "slots"];
+const VIEWS = ["chat", "slots", "inside"];
 let usual = null;                       // the server's own sampling settings
 const narrow = matchMedia("(max-width: 860px)");
 
 // --- views
 
 function route() {
-  const [view, id] = location.hash.replace(/^#\//, "").split("/");
+  const [view, id, message] = location.hash.replace(/^#\//, "").split("/");
   const now = VIEWS.includes(view) ? view : "chat";
   for (const v of VIEWS) $(`view-${v}`).hidden = v !== now;
   for (const a of document.querySelectorAll(".tabs a")) {
@@ -27,6 +28,7 @@ function route() {
     if (wanted !== chat.shown() || !wanted) chat.open(wanted ?? store.create());
     if (!narrow.matches) $("composer").focus();
   }
+  if (now === "inside") inside.show(store.get(id ?? "") ?? chat.shown(), message);
   list();
 }
 
@@ -147,7 +149,7 @@ const KEYS = [
   [`${mod} Shift ;`, "Copy the last answer", (e) => ctrl(e) && e.shiftKey && e.code === "Semicolon", chat.copyLast],
   [`${mod} K`, "Find a conversation", (e) => ctrl(e) && !e.shiftKey && e.code === "KeyK", () => { side(narrow.matches); $("find").focus(); }],
   [`${mod} ,`, "Settings", (e) => ctrl(e) && e.key === ",", settings],
-  ["Alt 1 2", "Chat, slots", (e) => e.altKey && !ctrl(e) && /^Digit[12]$/.test(e.code), (e) => { location.hash = `#/${VIEWS[e.code.at(-1) - 1]}`; }],
+  ["Alt 1 2 3", "Chat, slots, inside", (e) => e.altKey && !ctrl(e) && /^Digit[123]$/.test(e.code), (e) => { location.hash = `#/${VIEWS[e.code.at(-1) - 1]}`; }],
   ["/", "To the message box", (e) => plain(e) && e.key === "/", toComposer],
   ["?", "This list", (e) => plain(e) && e.key === "?", help],
 ];

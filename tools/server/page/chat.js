@@ -113,6 +113,7 @@ function actions(m, node) {
         node._parts.body.replaceChildren(); paint(m, node); }, { "aria-pressed": node._probs ? "true" : "false" }));
     }
   }
+  if (m.role === "assistant") box.append(iconButton("look", "Look inside this answer", () => { location.hash = `#/inside/${current.id}/${m.id}`; }));
   box.append(iconButton("trash", "Delete", () => erase(m)));
   return box;
 }

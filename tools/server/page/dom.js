@@ -10,7 +10,7 @@ export function el(kind, props = {}, ...children) {
   return node;
 }
 
-const kept = (children) => children.flat().filter((c) => c !== null && c !== undefined && c !== false);
+const kept = (children) => children.flat(Infinity).filter((c) => c !== null && c !== undefined && c !== false);
 
 /** These children in place of those that a node has. */
 export const fill = (node, ...children) => node.replaceChildren(...kept(children));
