@@ -24,8 +24,12 @@ export async function request(path, { body = null, signal = null, quiet = false 
   let response;
   try {
     response = await fetch(path, {
-      method: body ? "POST" : "GET", headers: headers(body), body: body ? JSON.stringify(body) : null, signal,
-      credentials: "omit", cache: "no-store",
+      method: body ? "POST" : "GET",
+      headers: headers(body),
+      body: body ? JSON.stringify(body) : null,
+      signal,
+      credentials: "omit",
+      cache: "no-store",
     });
   } catch (e) {
     if (e.name === "AbortError") throw e;
@@ -42,24 +46,39 @@ async function told(response) {
   let message = `The server answered ${response.status}.`;
   try {
     message = (await response.json()).error.message || message;
-  } catch { /* no JSON: the status has to do */ }
+  } catch {
+    /* no JSON: the status has to do */
+  }
   return new ApiError(message, response.status);
 }
 
-let asking = null;      // one dialog for all requests that wait for it
+let asking = null; // one dialog for all requests that wait for it
 
 function askKey() {
   asking ??= dialog("API key", (close) => {
     const input = el("input", { id: "key", type: "password", required: true, autocomplete: "off", autofocus: true });
-    return el("form", { onsubmit: (e) => { e.preventDefault(); close(input.value.trim()); } },
+    return el(
+      "form",
+      {
+        onsubmit: (e) => {
+          e.preventDefault();
+          close(input.value.trim());
+        },
+      },
       el("p", {}, hasKey() ? "The server does not accept the key that this browser has." : "This server wants an API key."),
-      el("label", { for: "key" }, "Key"), input,
+      el("label", { for: "key" }, "Key"),
+      input,
       el("p.small", {}, "It is kept in this browser, and sent to this server alone."),
-      el("footer", {}, el("button.primary", { type: "submit" }, "Use it")));
-  }).then((key) => {
-    if (key) storage.setItem(KEY, key);
-    return Boolean(key);
-  }).finally(() => { asking = null; });
+      el("footer", {}, el("button.primary", { type: "submit" }, "Use it")),
+    );
+  })
+    .then((key) => {
+      if (key) storage.setItem(KEY, key);
+      return Boolean(key);
+    })
+    .finally(() => {
+      asking = null;
+    });
   return asking;
 }
 
@@ -67,7 +86,8 @@ function askKey() {
 export async function stream(path, body, signal, take) {
   const response = await request(path, { body, signal });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "", ended = false;
+  let rest = "",
+    ended = false;
   try {
     for (;;) {
       const { done, value } = await reader.read();
@@ -77,7 +97,10 @@ export async function stream(path, body, signal, take) {
       for (const line of lines) {
         if (!line.startsWith("data: ")) continue;
         const data = line.slice(6).trim();
-        if (data === "[DONE]") { ended = true; continue; }
+        if (data === "[DONE]") {
+          ended = true;
+          continue;
+        }
         const event = JSON.parse(data);
         if (event.error) throw new ApiError(event.error.message, event.error.code);
         take(event);

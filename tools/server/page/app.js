@@ -10,7 +10,7 @@ import { keeps, storage } from "./storage.js";
 import * as store from "./store.js";
 
 const VIEWS = ["chat", "slots", "inside"];
-let usual = null;                       // the server's own sampling settings
+let usual = null; // the server's own sampling settings
 const narrow = matchMedia("(max-width: 860px)");
 
 // --- views
@@ -20,7 +20,8 @@ function route() {
   const now = VIEWS.includes(view) ? view : "chat";
   for (const v of VIEWS) $(`view-${v}`).hidden = v !== now;
   for (const a of document.querySelectorAll(".tabs a")) {
-    if (a.dataset.view === now) a.setAttribute("aria-current", "page"); else a.removeAttribute("aria-current");
+    if (a.dataset.view === now) a.setAttribute("aria-current", "page");
+    else a.removeAttribute("aria-current");
   }
   slots.show(now === "slots");
   if (now === "chat") {
@@ -32,7 +33,13 @@ function route() {
   list();
 }
 
-const fresh = () => { chat.open(store.create()); if (location.hash === "#/chat") list(); else location.hash = "#/chat"; side(false); $("composer").focus(); };
+const fresh = () => {
+  chat.open(store.create());
+  if (location.hash === "#/chat") list();
+  else location.hash = "#/chat";
+  side(false);
+  $("composer").focus();
+};
 
 // --- the list of conversations
 
@@ -40,48 +47,101 @@ let listed = "";
 
 function list() {
   const query = $("find").value.trim().toLowerCase();
-  const match = (c) => !query || c.title.toLowerCase().includes(query)
-    || Object.values(c.messages).some((m) => m.content.toLowerCase().includes(query));
-  const groups = new Map(), found = store.list().filter(match);
-  const told = JSON.stringify([query, !$("view-chat").hidden && chat.shown()?.id, ...found.map((c) => [c.id, c.title, when(c.updated), !generate.runs(c)])]);
-  if (told === listed) return;          // what has the focus keeps it
+  const match = (c) =>
+    !query ||
+    c.title.toLowerCase().includes(query) ||
+    Object.values(c.messages).some((m) => m.content.toLowerCase().includes(query));
+  const groups = new Map(),
+    found = store.list().filter(match);
+  const told = JSON.stringify([
+    query,
+    !$("view-chat").hidden && chat.shown()?.id,
+    ...found.map((c) => [c.id, c.title, when(c.updated), !generate.runs(c)]),
+  ]);
+  if (told === listed) return; // what has the focus keeps it
   listed = told;
   for (const c of found) {
     const day = when(c.updated);
     groups.set(day, [...(groups.get(day) ?? []), c]);
   }
   const nodes = [...groups].map(([day, those]) => el("section", {}, el("h2", {}, day), el("ul", {}, ...those.map(entry))));
-  $("conversations").replaceChildren(...(nodes.length ? nodes : [el("p.small", {}, query ? "Nothing found." : "Conversations stay in this browser.")]));
+  $("conversations").replaceChildren(
+    ...(nodes.length ? nodes : [el("p.small", {}, query ? "Nothing found." : "Conversations stay in this browser.")]),
+  );
   document.title = chat.shown()?.title ? `${chat.shown().title} · ggraph` : "ggraph";
 }
 
 function when(ms) {
   const days = Math.round((new Date().setHours(0, 0, 0, 0) - new Date(ms).setHours(0, 0, 0, 0)) / 86_400_000);
-  return days <= 0 ? "Today" : days === 1 ? "Yesterday" : days < 7 ? "This week" : new Date(ms).toLocaleDateString("en", { month: "long", year: "numeric" });
+  return days <= 0
+    ? "Today"
+    : days === 1
+      ? "Yesterday"
+      : days < 7
+        ? "This week"
+        : new Date(ms).toLocaleDateString("en", { month: "long", year: "numeric" });
 }
 
 function entry(c) {
   const open = c === chat.shown() && !$("view-chat").hidden;
-  const link = el("a", { href: `#/chat/${c.id}`, onclick: () => side(false), ...(open ? { "aria-current": "true" } : {}) },
-    el("span", {}, c.title || "Untitled"), generate.runs(c) ? el("span.dot.on", { title: "Writing" }) : null);
-  return el("li", {}, link, el("div.tools", {}, iconButton("edit", "Rename", () => rename(c)), iconButton("save", "Copy as Markdown", () => { copy(store.markdown(c)); toast("Copied as Markdown."); }),
-    iconButton("trash", "Delete conversation", () => erase(c))));
+  const link = el(
+    "a",
+    { href: `#/chat/${c.id}`, onclick: () => side(false), ...(open ? { "aria-current": "true" } : {}) },
+    el("span", {}, c.title || "Untitled"),
+    generate.runs(c) ? el("span.dot.on", { title: "Writing" }) : null,
+  );
+  return el(
+    "li",
+    {},
+    link,
+    el(
+      "div.tools",
+      {},
+      iconButton("edit", "Rename", () => rename(c)),
+      iconButton("save", "Copy as Markdown", () => {
+        copy(store.markdown(c));
+        toast("Copied as Markdown.");
+      }),
+      iconButton("trash", "Delete conversation", () => erase(c)),
+    ),
+  );
 }
 
 async function rename(c) {
   const title = await dialog("Rename", (close) => {
     const input = el("input", { id: "title", value: c.title, maxlength: 120, autofocus: true });
-    return el("form", { onsubmit: (e) => { e.preventDefault(); close(input.value.trim()); } }, el("label", { for: "title" }, "Title"), input,
-      el("footer", {}, el("button.primary", { type: "submit" }, "Rename")));
+    return el(
+      "form",
+      {
+        onsubmit: (e) => {
+          e.preventDefault();
+          close(input.value.trim());
+        },
+      },
+      el("label", { for: "title" }, "Title"),
+      input,
+      el("footer", {}, el("button.primary", { type: "submit" }, "Rename")),
+    );
   });
-  if (title) { c.title = title; store.save(c); }
+  if (title) {
+    c.title = title;
+    store.save(c);
+  }
 }
 
 function erase(c) {
+  c._gone = true;
   generate.stop(c);
   store.remove(c);
   if (c === chat.shown()) fresh();
-  toast("Conversation deleted.", { label: "Undo", run: () => { store.save(c); location.hash = `#/chat/${c.id}`; } });
+  toast("Conversation deleted.", {
+    label: "Undo",
+    run: () => {
+      c._gone = false;
+      store.save(c);
+      location.hash = `#/chat/${c.id}`;
+    },
+  });
 }
 
 function side(open) {
@@ -97,18 +157,26 @@ function side(open) {
 /** Until the model is loaded: then its name and its settings. */
 async function meet() {
   for (;;) {
-    const state = await request("/health", { quiet: true }).then(() => "ok", (e) => (e.status === 503 ? "loading" : "gone"));
+    const state = await request("/health", { quiet: true }).then(
+      () => "ok",
+      (e) => (e.status === 503 ? "loading" : "gone"),
+    );
     document.body.dataset.server = state;
-    banner(state === "loading" ? "The model is being loaded." : state === "gone" ? "The server cannot be reached. Trying again." : "");
+    banner(
+      state === "loading" ? "The model is being loaded." : state === "gone" ? "The server cannot be reached. Trying again." : "",
+    );
     if (state === "ok") break;
     $("model-name").textContent = state === "loading" ? "loading" : "no server";
-    await new Promise((done) => { setTimeout(done, 1500); });
+    await new Promise((done) => {
+      setTimeout(done, 1500);
+    });
   }
   try {
     const props = await json("/props");
     usual = props.default_generation_settings.params;
     $("model-name").textContent = props.model_alias;
-    $("model").title = `${props.model_path}\n${props.model_ftype}, ${props.total_slots} slots of ${props.default_generation_settings.n_ctx} tokens`;
+    $("model").title =
+      `${props.model_path}\n${props.model_ftype}, ${props.total_slots} slots of ${props.default_generation_settings.n_ctx} tokens`;
   } catch (e) {
     $("model-name").textContent = "unknown";
     if (e.status !== 401) banner(e.message);
@@ -125,8 +193,13 @@ function banner(text) {
 const THEMES = { auto: "As the system", light: "Light", dark: "Dark" };
 
 function theme(choice) {
-  if (choice === "auto") { storage.removeItem("ggraph.theme"); delete document.documentElement.dataset.theme; }
-  else { storage.setItem("ggraph.theme", choice); document.documentElement.dataset.theme = choice; }
+  if (choice === "auto") {
+    storage.removeItem("ggraph.theme");
+    delete document.documentElement.dataset.theme;
+  } else {
+    storage.setItem("ggraph.theme", choice);
+    document.documentElement.dataset.theme = choice;
+  }
   $("theme").replaceChildren(icon({ auto: "auto", light: "sun", dark: "moon" }[choice]));
   $("theme").title = `Colours: ${THEMES[choice]}`;
   $("theme").setAttribute("aria-label", `Colours: ${THEMES[choice]}`);
@@ -139,17 +212,45 @@ const nextTheme = () => theme({ auto: "light", light: "dark", dark: "auto" }[the
 
 const mod = /Mac|iPhone|iPad/.test(navigator.platform) ? "⌘" : "Ctrl";
 const settings = () => settingsDialog(chat.shown(), usual, () => $("composer").focus());
-const toComposer = () => { location.hash = "#/chat"; $("composer").focus(); };
+const toComposer = () => {
+  location.hash = "#/chat";
+  $("composer").focus();
+};
 
 // Keys as they are shown, what they do, how they are known (null: the message box sees to it), what happens.
 const KEYS = [
-  ["Enter", "Send", null], ["Shift Enter", "A new line", null], ["↑", "Edit your last message, from an empty box", null],
-  ["Esc", "Stop the answer", (e) => e.key === "Escape", () => { if (document.body.classList.contains("side")) side(false); else chat.stop(); }],
+  ["Enter", "Send", null],
+  ["Shift Enter", "A new line", null],
+  ["↑", "Edit your last message, from an empty box", null],
+  [
+    "Esc",
+    "Stop the answer",
+    (e) => e.key === "Escape",
+    () => {
+      if (document.body.classList.contains("side")) side(false);
+      else chat.stop();
+    },
+  ],
   [`${mod} Shift O`, "A new conversation", (e) => ctrl(e) && e.shiftKey && e.code === "KeyO", fresh],
   [`${mod} Shift ;`, "Copy the last answer", (e) => ctrl(e) && e.shiftKey && e.code === "Semicolon", chat.copyLast],
-  [`${mod} K`, "Find a conversation", (e) => ctrl(e) && !e.shiftKey && e.code === "KeyK", () => { side(narrow.matches); $("find").focus(); }],
+  [
+    `${mod} K`,
+    "Find a conversation",
+    (e) => ctrl(e) && !e.shiftKey && e.code === "KeyK",
+    () => {
+      side(narrow.matches);
+      $("find").focus();
+    },
+  ],
   [`${mod} ,`, "Settings", (e) => ctrl(e) && e.key === ",", settings],
-  ["Alt 1 2 3", "Chat, slots, inside", (e) => e.altKey && !ctrl(e) && /^Digit[123]$/.test(e.code), (e) => { location.hash = `#/${VIEWS[e.code.at(-1) - 1]}`; }],
+  [
+    "Alt 1 2 3",
+    "Chat, slots, inside",
+    (e) => e.altKey && !ctrl(e) && /^Digit[123]$/.test(e.code),
+    (e) => {
+      location.hash = `#/${VIEWS[e.code.at(-1) - 1]}`;
+    },
+  ],
   ["/", "To the message box", (e) => plain(e) && e.key === "/", toComposer],
   ["?", "This list", (e) => plain(e) && e.key === "?", help],
 ];
@@ -158,8 +259,15 @@ const ctrl = (e) => e.ctrlKey || e.metaKey;
 const plain = (e) => !ctrl(e) && !e.altKey && !/^(INPUT|TEXTAREA|SELECT)$/.test(e.target.tagName);
 
 function help() {
-  dialog("Keyboard", () => el("dl.keys", {}, ...KEYS.map(([keys, text]) =>
-    el("div", {}, el("dt", {}, ...keys.split(" ").map((k) => el("kbd", {}, k))), el("dd", {}, text)))));
+  dialog("Keyboard", () =>
+    el(
+      "dl.keys",
+      {},
+      ...KEYS.map(([keys, text]) =>
+        el("div", {}, el("dt", {}, ...keys.split(" ").map((k) => el("kbd", {}, k))), el("dd", {}, text)),
+      ),
+    ),
+  );
 }
 
 function pressed(e) {
@@ -186,7 +294,12 @@ function start() {
   store.load();
   chat.start();
   store.onChange(() => list());
-  store.onChange((id) => { const c = store.get(id); if (c && c.id === chat.shown()?.id && c !== chat.shown()) chat.open(c); });
+  store.onChange((id) => {
+    // another tab has changed what is shown here
+    const c = store.get(id),
+      here = chat.shown();
+    if (c && c.id === here?.id && c !== here && !generate.runs(here)) chat.open(c);
+  });
   $("new").addEventListener("click", fresh);
   $("side-open").addEventListener("click", () => side(true));
   $("side-close").addEventListener("click", () => side(false));

@@ -6,11 +6,11 @@ export function el(kind, props = {}, ...children) {
   const node = document.createElement(tag || "div");
   if (classes.length) node.className = classes.join(" ");
   for (const [name, value] of Object.entries(props)) set(node, name, value);
-  for (const child of kept(children)) node.append(child);       // there may be more than a call takes
+  for (const child of kept(children)) node.append(child); // there may be more than a call takes
   return node;
 }
 
-const kept = (children) => children.flat(Infinity).filter((c) => c !== null && c !== undefined && c !== false);
+const kept = (children) => children.flat(Infinity).filter((c) => c || c === 0); // what a condition left out is no child
 
 /** These children in place of those that a node has. */
 export const fill = (node, ...children) => node.replaceChildren(...kept(children));
@@ -37,14 +37,29 @@ export function svg(tag, props = {}, ...children) {
 }
 
 const PATHS = {
-  plus: "M12 5v14M5 12h14", menu: "M4 7h16M4 12h16M4 17h16", close: "M6 6l12 12M18 6L6 18", send: "M12 19V5M6 11l6-6 6 6",
-  stop: "M8 8h8v8H8z", copy: "M9 9h10v11H9zM5 15V4h10", check: "M5 13l4 4L19 7", edit: "M4 20h4L19 9l-4-4L4 16zM13 7l4 4",
-  again: "M20 11a8 8 0 1 0-2.3 6.3M20 5v6h-6", trash: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13", left: "M14 6l-6 6 6 6",
-  right: "M10 6l6 6-6 6", down: "M12 5v14M6 13l6 6 6-6", sun: "M12 8a4 4 0 1 0 0 8 4 4 0 0 0 0-8zM12 2v2M12 20v2M4 12H2M22 12h-2M5 5l1.5 1.5M17.5 17.5L19 19M5 19l1.5-1.5M17.5 6.5L19 5",
-  moon: "M20 14.5A8 8 0 1 1 9.5 4 6.5 6.5 0 0 0 20 14.5z", auto: "M12 4a8 8 0 1 0 0 16zM12 4a8 8 0 0 1 0 16",
-  settings: "M4 7h9M17 7h3M4 17h3M11 17h9M15 4.5v5M9 14.5v5", keyboard: "M3 7h18v11H3zM7 11h0M11 11h0M15 11h0M17 11h0M8 15h8",
-  look: "M11 4a7 7 0 1 0 0 14 7 7 0 0 0 0-14zM16 16l5 5", forward: "M5 5l7 7-7 7M12 5l7 7-7 7", chart: "M5 20v-6M10 20V8M15 20v-9M20 20V4",
-  save: "M12 4v11M7 11l5 5 5-5M5 20h14", key: "M15 9a4 4 0 1 0-3.5 4L12 14h2v2h2v2h3v-3l-4.3-4.3A4 4 0 0 0 15 9z",
+  plus: "M12 5v14M5 12h14",
+  menu: "M4 7h16M4 12h16M4 17h16",
+  close: "M6 6l12 12M18 6L6 18",
+  send: "M12 19V5M6 11l6-6 6 6",
+  stop: "M8 8h8v8H8z",
+  copy: "M9 9h10v11H9zM5 15V4h10",
+  check: "M5 13l4 4L19 7",
+  edit: "M4 20h4L19 9l-4-4L4 16zM13 7l4 4",
+  again: "M20 11a8 8 0 1 0-2.3 6.3M20 5v6h-6",
+  trash: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
+  left: "M14 6l-6 6 6 6",
+  right: "M10 6l6 6-6 6",
+  down: "M12 5v14M6 13l6 6 6-6",
+  sun: "M12 8a4 4 0 1 0 0 8 4 4 0 0 0 0-8zM12 2v2M12 20v2M4 12H2M22 12h-2M5 5l1.5 1.5M17.5 17.5L19 19M5 19l1.5-1.5M17.5 6.5L19 5",
+  moon: "M20 14.5A8 8 0 1 1 9.5 4 6.5 6.5 0 0 0 20 14.5z",
+  auto: "M12 4a8 8 0 1 0 0 16zM12 4a8 8 0 0 1 0 16",
+  settings: "M4 7h9M17 7h3M4 17h3M11 17h9M15 4.5v5M9 14.5v5",
+  keyboard: "M3 7h18v11H3zM7 11h0M11 11h0M15 11h0M17 11h0M8 15h8",
+  look: "M11 4a7 7 0 1 0 0 14 7 7 0 0 0 0-14zM16 16l5 5",
+  forward: "M5 5l7 7-7 7M12 5l7 7-7 7",
+  chart: "M5 20v-6M10 20V8M15 20v-9M20 20V4",
+  save: "M12 4v11M7 11l5 5 5-5M5 20h14",
+  key: "M15 9a4 4 0 1 0-3.5 4L12 14h2v2h2v2h3v-3l-4.3-4.3A4 4 0 0 0 15 9z",
 };
 
 export function icon(name) {
@@ -60,7 +75,20 @@ export const $ = (id) => document.getElementById(id);
 
 export function toast(text, action = null) {
   const box = el("div.toast", {}, text);
-  if (action) box.append(el("button.link", { type: "button", onclick: () => { action.run(); box.remove(); } }, action.label));
+  if (action)
+    box.append(
+      el(
+        "button.link",
+        {
+          type: "button",
+          onclick: () => {
+            action.run();
+            box.remove();
+          },
+        },
+        action.label,
+      ),
+    );
   $("toasts").append(box);
   setTimeout(() => box.remove(), action ? 8000 : 3000);
 }
@@ -70,10 +98,27 @@ export function dialog(title, build) {
   return new Promise((resolve) => {
     let result = null;
     const box = el("dialog", { "aria-label": title });
-    const close = (value) => { result = value; box.close(); };
-    box.append(el("header", {}, el("h2", {}, title), iconButton("close", "Close", () => close(null))), build(close));
-    box.addEventListener("close", () => { box.remove(); refocus(); resolve(result); });
-    box.addEventListener("click", (e) => { if (e.target === box) close(null); });
+    const close = (value) => {
+      result = value;
+      box.close();
+    };
+    box.append(
+      el(
+        "header",
+        {},
+        el("h2", {}, title),
+        iconButton("close", "Close", () => close(null)),
+      ),
+      build(close),
+    );
+    box.addEventListener("close", () => {
+      box.remove();
+      refocus();
+      resolve(result);
+    });
+    box.addEventListener("click", (e) => {
+      if (e.target === box) close(null);
+    });
     document.body.append(box);
     box.showModal();
   });

@@ -2,18 +2,32 @@
 import { stream } from "./api.js";
 import * as store from "./store.js";
 
-const running = new Map();              // conversation id -> {controller, message}
+const running = new Map(); // conversation id -> {controller, message}
 const listeners = new Set();
 let timer = null;
 
-export function onProgress(listener) { listeners.add(listener); }
+export function onProgress(listener) {
+  listeners.add(listener);
+}
 export const runs = (c) => running.get(c.id) ?? null;
 export const stop = (c) => running.get(c.id)?.controller.abort();
 
-const tell = (c, m) => { for (const listener of listeners) listener(c, m); };
+const tell = (c, m) => {
+  for (const listener of listeners) listener(c, m);
+};
 
 /** Fields of a conversation's settings that go into the request as they are. */
-export const FIELDS = ["temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "seed", "max_tokens"];
+const FIELDS = [
+  "temperature",
+  "top_k",
+  "top_p",
+  "min_p",
+  "repeat_penalty",
+  "presence_penalty",
+  "frequency_penalty",
+  "seed",
+  "max_tokens",
+];
 
 export function messagesOf(c, leaf) {
   const said = store.path(c, leaf).filter((m) => m.content !== "" || m.role === "user");
@@ -21,9 +35,12 @@ export function messagesOf(c, leaf) {
   return [...system, ...said.map(({ role, content }) => ({ role, content }))];
 }
 
+/** What the conversation's settings say of how tokens are chosen. */
+export const settingsOf = (c) =>
+  Object.fromEntries(FIELDS.filter((name) => c.settings[name] !== undefined).map((name) => [name, c.settings[name]]));
+
 function bodyOf(c, leaf) {
-  const body = { messages: messagesOf(c, leaf), stream: true, return_progress: true };
-  for (const name of FIELDS) if (c.settings[name] !== undefined) body[name] = c.settings[name];
+  const body = { messages: messagesOf(c, leaf), stream: true, return_progress: true, ...settingsOf(c) };
   if (c.settings.stop?.length) body.stop = c.settings.stop;
   if (c.settings.n_probs) Object.assign(body, { logprobs: true, top_logprobs: c.settings.n_probs });
   return body;
@@ -37,7 +54,8 @@ export function answer(c, parent) {
 
 /** Go on with an answer that was cut short: the server gets it as the start of its own. */
 export function resume(c, m) {
-  const body = bodyOf(c, m.id), before = { content: m.content, n: m.stats?.n ?? 0 };
+  const body = bodyOf(c, m.id),
+    before = { content: m.content, n: m.stats?.n ?? 0 };
   Object.assign(m, { pending: true, stopped: false, error: null });
   return follow(c, m, body, before);
 }
@@ -55,7 +73,7 @@ async function follow(c, m, body, before = null) {
       if (content === null) return;
       fresh += content;
       m.content = before && before.content.startsWith(fresh) ? before.content : fresh;
-      later(c);
+      later();
       tell(c, m);
     });
   } catch (e) {
@@ -71,7 +89,10 @@ async function follow(c, m, body, before = null) {
 
 /** What an event adds to the content; null where it is about something else. */
 function take(m, event) {
-  if (event.prompt_progress) { m._progress = event.prompt_progress; return ""; }
+  if (event.prompt_progress) {
+    m._progress = event.prompt_progress;
+    return "";
+  }
   if (event.timings) m.stats = stats(event.timings);
   const choice = event.choices?.[0];
   if (!choice) return null;
@@ -86,14 +107,30 @@ function take(m, event) {
 }
 
 const stats = (t) => ({
-  n: t.predicted_n, perSecond: t.predicted_per_second, prompt: t.prompt_n, cached: t.cache_n, promptMs: t.prompt_ms, ms: t.predicted_ms,
+  n: t.predicted_n,
+  perSecond: t.predicted_per_second,
+  prompt: t.prompt_n,
+  cached: t.cache_n,
+  promptMs: t.prompt_ms,
+  ms: t.predicted_ms,
 });
 
-function later(c) {
-  timer ??= setTimeout(() => { timer = null; keep(c); }, 1000);
+function later() {
+  timer ??= setTimeout(() => {
+    timer = null;
+    keepAll();
+  }, 1000);
+}
+
+function keepAll() {
+  for (const id of running.keys()) {
+    const c = store.get(id);
+    if (c) keep(c);
+  }
 }
 
 function keep(c) {
+  if (c._gone) return; // it was deleted meanwhile
   try {
     store.save(c);
     c._unsaved = false;
@@ -102,6 +139,4 @@ function keep(c) {
   }
 }
 
-addEventListener("pagehide", () => {
-  for (const id of running.keys()) { const c = store.get(id); if (c) keep(c); }
-});
+addEventListener("pagehide", keepAll);

@@ -1,7 +1,7 @@
 // Markdown -> DOM nodes. Every character of the text ends up in a text node; only tags named here are ever made.
 import { copyButton, el } from "./dom.js";
 
-const DEPTH = 12;                       // of lists, quotes and emphasis; deeper is plain text
+const DEPTH = 12; // of lists, quotes and emphasis; deeper is plain text
 const FENCE = /^ {0,3}(`{3,}|~{3,}) *([^`]*)$/;
 const HEADING = /^ {0,3}(#{1,6})(?: +(.*))?$/;
 const RULE = /^ {0,3}(?:(?:- *){3,}|(?:\* *){3,}|(?:_ *){3,})$/;
@@ -24,11 +24,18 @@ export function render(box, text) {
 /** The text, cut where no block crosses: at blank lines outside of code, before lines that are not indented. */
 function split(text) {
   const parts = [];
-  let lines = [], fence = null, blank = false, list = false;
+  let lines = [],
+    fence = null,
+    blank = false,
+    list = false;
   for (const line of text.replace(/\r\n?/g, "\n").split("\n")) {
     const mark = FENCE.exec(line);
     const open = fence === null && blank && line.trim() !== "" && !/^\s/.test(line) && !(list && ITEM.test(line));
-    if (open && lines.length) { parts.push(lines.join("\n")); lines = []; list = false; }
+    if (open && lines.length) {
+      parts.push(lines.join("\n"));
+      lines = [];
+      list = false;
+    }
     if (fence === null && ITEM.test(line)) list = true;
     if (mark && fence === null) fence = mark[1];
     else if (fence !== null && closes(line, fence)) fence = null;
@@ -51,12 +58,21 @@ function blocks(lines, depth) {
     let m;
     if (line.trim() === "") i++;
     else if ((m = FENCE.exec(line))) i = fenced(lines, i, m, out);
-    else if ((m = HEADING.exec(line))) { out.push(el(`h${m[1].length}`, {}, inline(trimHashes(m[2] ?? ""), depth))); i++; }
-    else if (RULE.test(line)) { out.push(el("hr")); i++; }
-    else if (QUOTE.test(line) && depth < DEPTH) i = quote(lines, i, depth, out);
+    else if ((m = HEADING.exec(line))) {
+      out.push(el(`h${m[1].length}`, {}, inline(trimHashes(m[2] ?? ""), depth)));
+      i++;
+    } else if (RULE.test(line)) {
+      out.push(el("hr"));
+      i++;
+    } else if (QUOTE.test(line) && depth < DEPTH) i = quote(lines, i, depth, out);
     else if (ITEM.test(line) && depth < DEPTH) i = list(lines, i, depth, out);
-    else if (line.includes("|") && ALIGN.test(lines[i + 1] ?? "") && lines[i + 1].includes("-")
-      && cells(line).length === cells(lines[i + 1]).length) i = table(lines, i, depth, out);
+    else if (
+      line.includes("|") &&
+      ALIGN.test(lines[i + 1] ?? "") &&
+      lines[i + 1].includes("-") &&
+      cells(line).length === cells(lines[i + 1]).length
+    )
+      i = table(lines, i, depth, out);
     else i = paragraph(lines, i, depth, out);
   }
   return out;
@@ -70,7 +86,8 @@ function trimHashes(text) {
 }
 
 function fenced(lines, i, m, out) {
-  const indent = line0(lines[i]), code = [];
+  const indent = line0(lines[i]),
+    code = [];
   let k = i + 1;
   for (; k < lines.length && !closes(lines[k], m[1]); k++) code.push(lines[k].slice(Math.min(indent, line0(lines[k]))));
   out.push(codeBlock(code.join("\n"), m[2].trim().split(/\s+/)[0]));
@@ -81,13 +98,23 @@ const line0 = (line) => line.length - line.trimStart().length;
 
 export function codeBlock(text, language = "") {
   const code = el("code", {}, highlighted(text, language));
-  return el("div.code", {}, el("div.code-head", {}, el("span", {}, language), copyButton(() => text, "Copy code")),
-    el("pre", { tabindex: "0" }, code));
+  return el(
+    "div.code",
+    {},
+    el(
+      "div.code-head",
+      {},
+      el("span", {}, language),
+      copyButton(() => text, "Copy code"),
+    ),
+    el("pre", { tabindex: "0" }, code),
+  );
 }
 
 function quote(lines, i, depth, out) {
   const inner = [];
-  for (; i < lines.length && lines[i].trim() !== "" && (QUOTE.test(lines[i]) || plain(lines[i])); i++) inner.push(lines[i].replace(QUOTE, ""));
+  for (; i < lines.length && lines[i].trim() !== "" && (QUOTE.test(lines[i]) || plain(lines[i])); i++)
+    inner.push(lines[i].replace(QUOTE, ""));
   out.push(el("blockquote", {}, blocks(inner, depth + 1)));
   return i;
 }
@@ -95,21 +122,30 @@ function quote(lines, i, depth, out) {
 const plain = (line) => !(FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || ITEM.test(line));
 
 function list(lines, i, depth, out) {
-  const first = ITEM.exec(lines[i]), base = first[1].length, ordered = /\d/.test(first[2]);
+  const first = ITEM.exec(lines[i]),
+    base = first[1].length,
+    ordered = /\d/.test(first[2]);
   const items = [];
   let loose = false;
   while (i < lines.length) {
     const m = ITEM.exec(lines[i]);
     if (!m || m[1].length < base || m[1].length > base + 3 || /\d/.test(m[2]) !== ordered || RULE.test(lines[i])) break;
-    const indent = m[1].length + m[2].length + Math.min(m[3].length || 1, 4), inner = [lines[i].slice(indent)];
+    const indent = m[1].length + m[2].length + Math.min(m[3].length || 1, 4),
+      inner = [lines[i].slice(indent)];
     for (i++; i < lines.length; i++) {
-      const blank = lines[i].trim() === "", deep = line0(lines[i]) >= Math.min(indent, base + 2);
+      const blank = lines[i].trim() === "",
+        deep = line0(lines[i]) >= Math.min(indent, base + 2);
       if (blank) {
-        const at = following(lines, i), next = lines[at], more = ITEM.exec(next ?? "");
+        const at = following(lines, i),
+          next = lines[at],
+          more = ITEM.exec(next ?? "");
         const same = more && more[1].length >= base && /\d/.test(more[2]) === ordered;
         if (next === undefined || (line0(next) < Math.min(indent, base + 2) && !same)) break;
         loose ||= line0(next) <= indent;
-        while (i < at - 1) { inner.push(""); i++; }
+        while (i < at - 1) {
+          inner.push("");
+          i++;
+        }
       } else if (!deep && (ITEM.test(lines[i]) || inner.at(-1).trim() === "" || !plain(lines[i]))) break;
       inner.push(blank ? "" : lines[i].slice(Math.min(indent, line0(lines[i]))));
     }
@@ -138,12 +174,20 @@ function item(lines, loose, depth) {
 
 /** A row's cells; "\|" and bars inside of code do not end one. */
 function cells(line) {
-  const t = line.trim().replace(/^\|/, ""), out = [""];
+  const t = line.trim().replace(/^\|/, ""),
+    out = [""];
   let code = false;
   for (let i = 0; i < t.length; i++) {
-    if (t[i] === "\\" && t[i + 1] === "|") { out[out.length - 1] += "|"; i++; continue; }
+    if (t[i] === "\\" && t[i + 1] === "|") {
+      out[out.length - 1] += "|";
+      i++;
+      continue;
+    }
     if (t[i] === "`") code = !code;
-    if (t[i] === "|" && !code) { if (i < t.length - 1) out.push(""); continue; }
+    if (t[i] === "|" && !code) {
+      if (i < t.length - 1) out.push("");
+      continue;
+    }
     out[out.length - 1] += t[i];
   }
   return out.map((c) => c.trim());
@@ -153,9 +197,14 @@ function table(lines, i, depth, out) {
   const sides = cells(lines[i + 1]).map((c) => (c.endsWith(":") ? (c.startsWith(":") ? "center" : "right") : "left"));
   const row = (line, tag) => {
     const found = cells(line);
-    return el("tr", {}, sides.map((side, k) => el(`${tag}.${side}`, {}, inline(found[k] ?? "", depth))));
+    return el(
+      "tr",
+      {},
+      sides.map((side, k) => el(`${tag}.${side}`, {}, inline(found[k] ?? "", depth))),
+    );
   };
-  const head = row(lines[i], "th"), body = [];
+  const head = row(lines[i], "th"),
+    body = [];
   for (i += 2; i < lines.length && lines[i].trim() !== "" && lines[i].includes("|"); i++) body.push(row(lines[i], "td"));
   out.push(el("div.table", { tabindex: "0" }, el("table", {}, el("thead", {}, head), el("tbody", {}, body))));
   return i;
@@ -164,7 +213,20 @@ function table(lines, i, depth, out) {
 function paragraph(lines, i, depth, out) {
   const start = i++;
   while (i < lines.length && lines[i].trim() !== "" && (plain(lines[i]) || depth >= DEPTH)) i++;
-  out.push(el("p", {}, inline(lines.slice(start, i).map((l) => l.trimStart()).join("\n").trimEnd(), depth)));
+  out.push(
+    el(
+      "p",
+      {},
+      inline(
+        lines
+          .slice(start, i)
+          .map((l) => l.trimStart())
+          .join("\n")
+          .trimEnd(),
+        depth,
+      ),
+    ),
+  );
   return i;
 }
 
@@ -174,21 +236,45 @@ const PUNCTUATION = /[!-/:-@[-`{-~]/;
 const URL_START = /https?:\/\/[^\s<>"'`|\\^{}[\]]+/y;
 
 function inline(text, depth) {
-  const out = [], failed = new Set();
+  const out = [],
+    failed = new Set();
   let plainText = "";
-  const flush = () => { if (plainText) { out.push(plainText); plainText = ""; } };
+  const flush = () => {
+    if (plainText) {
+      out.push(plainText);
+      plainText = "";
+    }
+  };
   for (let i = 0; i < text.length;) {
     const c = text[i];
     let found = null;
-    if (c === "\\" && i + 1 < text.length && PUNCTUATION.test(text[i + 1])) { plainText += text[i + 1]; i += 2; continue; }
-    if (c === "\n") { plainText = plainText.replace(/[ \\]+$/, ""); flush(); out.push(el("br")); i++; continue; }
+    if (c === "\\" && i + 1 < text.length && PUNCTUATION.test(text[i + 1])) {
+      plainText += text[i + 1];
+      i += 2;
+      continue;
+    }
+    if (c === "\n") {
+      plainText = plainText.replace(/[ \\]+$/, "");
+      flush();
+      out.push(el("br"));
+      i++;
+      continue;
+    }
     if (c === "`") found = codeSpan(text, i, failed);
     else if (c === "[" || (c === "!" && text[i + 1] === "[")) found = depth < DEPTH ? link(text, i, depth) : null;
     else if (c === "<") found = angle(text, i);
     else if (c === "h" && !/\w/.test(text[i - 1] ?? " ")) found = bare(text, i);
     else if ((c === "*" || c === "_" || c === "~") && depth < DEPTH) found = run(text, i);
-    if (found === null) { plainText += c; i++; continue; }
-    if (found.text !== undefined) { plainText += found.text; i = found.end; continue; }
+    if (found === null) {
+      plainText += c;
+      i++;
+      continue;
+    }
+    if (found.text !== undefined) {
+      plainText += found.text;
+      i = found.end;
+      continue;
+    }
     flush();
     out.push(found.node);
     i = found.end;
@@ -215,7 +301,8 @@ const trimmed = (t) => (t.length > 2 && t.startsWith(" ") && t.endsWith(" ") && 
 
 function link(text, i, depth) {
   const start = i + (text[i] === "!" ? 2 : 1);
-  let open = 1, end = start;
+  let open = 1,
+    end = start;
   for (; end < text.length && end < start + 2000; end++) {
     if (text[end] === "\\") end++;
     else if (text[end] === "[") open++;
@@ -224,7 +311,8 @@ function link(text, i, depth) {
   if (text[end] !== "]" || text[end + 1] !== "(") return null;
   const m = /^\( *<?([^\s<>]*?)>?(?: +"[^"]*"| +'[^']*')? *\)$/.exec(balanced(text.slice(end + 1, end + 2002)));
   if (!m) return null;
-  const label = text.slice(start, end), href = safe(m[1]);
+  const label = text.slice(start, end),
+    href = safe(m[1]);
   const shown = text[i] === "!" ? [label || m[1]] : inline(label, depth + 1);
   return { node: href ? anchor(href, shown) : el("span", { title: m[1] }, shown), end: end + 1 + m[0].length };
 }
@@ -273,23 +361,26 @@ function run(text, i) {
   const mark = text[i];
   let n = 1;
   while (text[i + n] === mark) n++;
-  const before = text[i - 1] ?? " ", after = text[i + n] ?? " ";
+  const before = text[i - 1] ?? " ",
+    after = text[i + n] ?? " ";
   const left = !/\s/.test(after) && (!PUNCTUATION.test(after) || /\s/.test(before) || PUNCTUATION.test(before));
   const right = !/\s/.test(before) && (!PUNCTUATION.test(before) || /\s/.test(after) || PUNCTUATION.test(after));
   const word = mark === "_";
-  const open = left && (!word || !right || PUNCTUATION.test(before)), close = right && (!word || !left || PUNCTUATION.test(after));
+  const open = left && (!word || !right || PUNCTUATION.test(before)),
+    close = right && (!word || !left || PUNCTUATION.test(after));
   if ((!open && !close) || (mark === "~" && n !== 2)) return { text: mark.repeat(n), end: i + n };
   return { node: { mark, n, open, close }, end: i + n };
 }
 
 /** Runs of marks -> em, strong and del around what lies between; those without a partner are text. */
 function emphasized(items) {
-  const openers = { "*": [], "_": [], "~": [] };
+  const openers = { "*": [], _: [], "~": [] };
   for (let k = 0; k < items.length; k++) {
     const closer = items[k];
     if (closer.mark === undefined) continue;
     while (closer.close && closer.n > 0 && openers[closer.mark].length) {
-      const at = openers[closer.mark].at(-1), opener = items[at];
+      const at = openers[closer.mark].at(-1),
+        opener = items[at];
       const n = Math.min(opener.n, closer.n) >= 2 ? 2 : 1;
       const inner = items.slice(at + 1, k).map(asNode);
       const tag = closer.mark === "~" ? "del" : n === 2 ? "strong" : "em";
@@ -309,13 +400,34 @@ const asNode = (item) => (item.mark === undefined ? item : item.mark.repeat(item
 
 // --- colours in code: comments, strings, numbers and the words that most languages share
 
-const WORDS = new Set(("and as async await bool break case catch class const continue def default del do double elif else enum export extends "
-  + "False false final finally float fn for from func function if impl import in int interface is lambda let loop match mod mut "
-  + "namespace new nil None not null or pass private protected pub public raise return self static string struct super switch "
-  + "template this throw True true try type typedef typename union unsafe use using var virtual void where while with yield "
-  + "SELECT FROM WHERE JOIN GROUP BY ORDER INSERT INTO VALUES UPDATE SET CREATE TABLE").split(" "));
-const HASH = new Set(["py", "python", "sh", "bash", "shell", "zsh", "yaml", "yml", "toml", "ruby", "rb", "r", "perl", "make", "dockerfile"]);
-const PIECE = /"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|`[^`]*`|\b\d[\w.]*\b|[A-Za-z_]\w*|\/\/[^\n]*|\/\*[^]*?\*\/|#[^\n]*|--[^\n]*|[^]/g;
+const WORDS = new Set(
+  (
+    "and as async await bool break case catch class const continue def default del do double elif else enum export extends " +
+    "False false final finally float fn for from func function if impl import in int interface is lambda let loop match mod mut " +
+    "namespace new nil None not null or pass private protected pub public raise return self static string struct super switch " +
+    "template this throw True true try type typedef typename union unsafe use using var virtual void where while with yield " +
+    "SELECT FROM WHERE JOIN GROUP BY ORDER INSERT INTO VALUES UPDATE SET CREATE TABLE"
+  ).split(" "),
+);
+const HASH = new Set([
+  "py",
+  "python",
+  "sh",
+  "bash",
+  "shell",
+  "zsh",
+  "yaml",
+  "yml",
+  "toml",
+  "ruby",
+  "rb",
+  "r",
+  "perl",
+  "make",
+  "dockerfile",
+]);
+const PIECE =
+  /"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|`[^`]*`|\b\d[\w.]*\b|[A-Za-z_]\w*|\/\/[^\n]*|\/\*[^]*?\*\/|#[^\n]*|--[^\n]*|[^]/g;
 
 function highlighted(text, language) {
   const name = language.toLowerCase();
@@ -324,7 +436,10 @@ function highlighted(text, language) {
   let rest = "";
   for (const [piece] of text.matchAll(PIECE)) {
     const kind = kindOf(piece, name);
-    if (!kind) { rest += piece; continue; }
+    if (!kind) {
+      rest += piece;
+      continue;
+    }
     if (rest) out.push(rest);
     rest = "";
     out.push(el(`span.${kind}`, {}, piece));

@@ -28,7 +28,10 @@ function form(c, server, close) {
   const read = () => {
     const settings = {};
     for (const [name, node] of Object.entries(inputs)) if (node.value !== "") settings[name] = Number(node.value);
-    const stops = stop.value.split(",").map((s) => unescaped(s.trim())).filter(Boolean);
+    const stops = stop.value
+      .split(",")
+      .map((s) => unescaped(s.trim()))
+      .filter(Boolean);
     if (stops.length) settings.stop = stops;
     return { system: system.value, settings };
   };
@@ -36,28 +39,73 @@ function form(c, server, close) {
     e.preventDefault();
     Object.assign(c, read());
     if (Object.keys(c.messages).length) store.save(c);
-    if (e.submitter?.value === "defaults") { store.setDefaults(read()); toast("New conversations start with these settings."); }
+    if (e.submitter?.value === "defaults") {
+      store.setDefaults(read());
+      toast("New conversations start with these settings.");
+    }
     close(true);
   };
-  const clear = () => { for (const node of Object.values(inputs)) node.value = ""; stop.value = ""; };
-  return el("form.settings", { onsubmit: take },
+  const clear = () => {
+    for (const node of Object.values(inputs)) node.value = "";
+    stop.value = "";
+  };
+  return el(
+    "form.settings",
+    { onsubmit: take },
     field("set-system", "System prompt", system, "What the model is told before the conversation."),
-    el("fieldset", {}, el("legend", {}, "Sampling"), el("p.small", {}, "What is empty is up to the server."),
+    el(
+      "fieldset",
+      {},
+      el("legend", {}, "Sampling"),
+      el("p.small", {}, "What is empty is up to the server."),
       el("div.grid", {}, ...NUMBERS.map(([name, label, , , , text]) => field(`set-${name}`, label, inputs[name], text))),
-      field("set-stop", "Stop before", stop, "Texts that end an answer, separated by commas; \\n is a line break.")),
-    hasKey() ? el("p", {}, el("button.link", { type: "button", onclick: (e) => { forgetKey(); e.target.remove(); toast("The API key is forgotten."); } },
-      "Forget the API key")) : null,
-    el("footer", {}, el("button", { type: "button", onclick: clear }, "Clear"), el("span.space"),
-      el("button", { type: "submit", value: "defaults" }, "Use for new ones too"), el("button.primary", { type: "submit" }, "Use")));
+      field("set-stop", "Stop before", stop, "Texts that end an answer, separated by commas; \\n is a line break."),
+    ),
+    hasKey()
+      ? el(
+          "p",
+          {},
+          el(
+            "button.link",
+            {
+              type: "button",
+              onclick: (e) => {
+                forgetKey();
+                e.target.remove();
+                toast("The API key is forgotten.");
+              },
+            },
+            "Forget the API key",
+          ),
+        )
+      : null,
+    el(
+      "footer",
+      {},
+      el("button", { type: "button", onclick: clear }, "Clear"),
+      el("span.space"),
+      el("button", { type: "submit", value: "defaults" }, "Use for new ones too"),
+      el("button.primary", { type: "submit" }, "Use"),
+    ),
+  );
 }
 
 function input(c, server, [name, , step, min, max]) {
   const usual = server?.[name];
   const placeholder = typeof usual === "number" ? String(Math.round(usual * 1000) / 1000) : "";
-  return el("input", { id: `set-${name}`, type: "number", step: "any", min, max, inputmode: step < 1 ? "decimal" : "numeric",
-    value: c.settings[name] ?? "", placeholder });
+  return el("input", {
+    id: `set-${name}`,
+    type: "number",
+    step: "any",
+    min,
+    max,
+    inputmode: step < 1 ? "decimal" : "numeric",
+    value: c.settings[name] ?? "",
+    placeholder,
+  });
 }
 
-const field = (id, label, node, text) => el("div.field", {}, el("label", { for: id }, label), node, text ? el("p.small", {}, text) : null);
+const field = (id, label, node, text) =>
+  el("div.field", {}, el("label", { for: id }, label), node, text ? el("p.small", {}, text) : null);
 const escaped = (s) => s.replaceAll("\\", "\\\\").replaceAll("\n", "\\n");
 const unescaped = (s) => s.replace(/\\(n|t|\\)/g, (m, c) => ({ n: "\n", t: "\t", "\\": "\\" })[c]);

@@ -2,11 +2,21 @@
 
 class Short {
   #items = new Map();
-  get length() { return this.#items.size; }
-  key(i) { return [...this.#items.keys()][i] ?? null; }
-  getItem(key) { return this.#items.get(key) ?? null; }
-  setItem(key, value) { this.#items.set(key, String(value)); }
-  removeItem(key) { this.#items.delete(key); }
+  get length() {
+    return this.#items.size;
+  }
+  key(i) {
+    return [...this.#items.keys()][i] ?? null;
+  }
+  getItem(key) {
+    return this.#items.get(key) ?? null;
+  }
+  setItem(key, value) {
+    this.#items.set(key, String(value));
+  }
+  removeItem(key) {
+    this.#items.delete(key);
+  }
 }
 
 function find() {

@@ -3,14 +3,19 @@
 
 import { storage } from "./storage.js";
 
-const PREFIX = "ggraph.chat.", DEFAULTS = "ggraph.defaults";
+const PREFIX = "ggraph.chat.",
+  DEFAULTS = "ggraph.defaults";
 const listeners = new Set();
 const all = new Map();
 
 export const newId = () => Array.from(crypto.getRandomValues(new Uint8Array(8)), (b) => b.toString(16).padStart(2, "0")).join("");
 
-export function onChange(listener) { listeners.add(listener); }
-function changed(id) { for (const listener of listeners) listener(id); }
+export function onChange(listener) {
+  listeners.add(listener);
+}
+function changed(id) {
+  for (const listener of listeners) listener(id);
+}
 
 export function load() {
   for (let i = 0; i < storage.length; i++) {
@@ -23,7 +28,11 @@ function read(key) {
   try {
     const c = JSON.parse(storage.getItem(key));
     if (!c || typeof c.messages !== "object" || typeof c.id !== "string") throw new Error("not a conversation");
-    for (const m of Object.values(c.messages)) if (m.pending) { m.pending = false; m.stopped = true; }
+    for (const m of Object.values(c.messages))
+      if (m.pending) {
+        m.pending = false;
+        m.stopped = true;
+      }
     all.set(c.id, c);
   } catch (e) {
     console.warn(`${key} is not readable and is left alone: ${e.message}`);
@@ -33,7 +42,8 @@ function read(key) {
 // Another tab wrote.
 addEventListener("storage", (e) => {
   if (!e.key?.startsWith(PREFIX)) return;
-  if (e.newValue) read(e.key); else all.delete(e.key.slice(PREFIX.length));
+  if (e.newValue) read(e.key);
+  else all.delete(e.key.slice(PREFIX.length));
   changed(e.key.slice(PREFIX.length));
 });
 
@@ -45,14 +55,26 @@ export const setDefaults = (value) => storage.setItem(DEFAULTS, JSON.stringify(v
 /** Not kept before its first message is. */
 export function create() {
   const { system, settings } = defaults();
-  return { id: newId(), title: "", created: Date.now(), updated: Date.now(), system, settings: { ...settings }, messages: {}, leaf: null };
+  return {
+    id: newId(),
+    title: "",
+    created: Date.now(),
+    updated: Date.now(),
+    system,
+    settings: { ...settings },
+    messages: {},
+    leaf: null,
+  };
 }
 
 /** Throws where the browser's storage is full: the caller tells. */
 export function save(c) {
   all.set(c.id, c);
   changed(c.id);
-  storage.setItem(PREFIX + c.id, JSON.stringify(c, (k, v) => (k.startsWith("_") ? undefined : v)));
+  storage.setItem(
+    PREFIX + c.id,
+    JSON.stringify(c, (k, v) => (k.startsWith("_") ? undefined : v)),
+  );
 }
 
 export function remove(c) {
@@ -79,21 +101,32 @@ export function add(c, message) {
 
 /** The versions of a message, oldest first. */
 export const siblings = (c, m) =>
-  Object.values(c.messages).filter((o) => o.parent === m.parent).sort((a, b) => a.created - b.created);
+  Object.values(c.messages)
+    .filter((o) => o.parent === m.parent)
+    .sort((a, b) => a.created - b.created);
 
 /** Show the branch of this message, down to its newest end. */
 export function show(c, m) {
-  const below = (id) => Object.values(c.messages).filter((o) => o.parent === id).sort((a, b) => b.created - a.created)[0];
+  const below = (id) =>
+    Object.values(c.messages)
+      .filter((o) => o.parent === id)
+      .sort((a, b) => b.created - a.created)[0];
   for (let next = m; next; next = below(next.id)) c.leaf = next.id;
 }
 
 /** Without this message and all that follows it. */
 export function prune(c, m) {
   const gone = [m.id];
-  for (const id of gone) gone.push(...Object.values(c.messages).filter((o) => o.parent === id).map((o) => o.id));
+  for (const id of gone)
+    gone.push(
+      ...Object.values(c.messages)
+        .filter((o) => o.parent === id)
+        .map((o) => o.id),
+    );
   const others = siblings(c, m).filter((o) => o !== m);
   for (const id of gone) delete c.messages[id];
-  if (others.length) show(c, others.at(-1)); else c.leaf = m.parent;
+  if (others.length) show(c, others.at(-1));
+  else c.leaf = m.parent;
 }
 
 export function markdown(c) {

@@ -2,6 +2,10 @@
 "use strict";
 (() => {
   let choice = null;
-  try { choice = localStorage.getItem("ggraph.theme"); } catch { /* storage is off: the system's wish */ }
+  try {
+    choice = localStorage.getItem("ggraph.theme");
+  } catch {
+    /* storage is off: the system's wish */
+  }
   if (choice === "light" || choice === "dark") document.documentElement.dataset.theme = choice;
 })();
