@@ -219,6 +219,7 @@ def test_send(here: Page) -> None:
     body = {"messages": [{"role": "user", "content": "the rain in the lane"}]}
     told = httpx.post(here.url + "/v1/chat/completions", timeout=60, json=body).json()["choices"][0]["message"]["content"]
     assert [m["content"] for m in here.kept()[0]["messages"].values()] == ["the rain in the lane", told]
+    assert here.texts(".actions") == ["", ""]                                       # icons alone
     assert re.search(r"24 tokens · [\d.,]+ tokens/s", " ".join(here.texts(".speed")))
     assert here.texts("#conversations a") == ["the rain in the lane"] and here.run("return location.hash").startswith("#/chat/")
 
@@ -312,8 +313,10 @@ def test_errors_are_shown(here: Page) -> None:
     try:
         here.say("hello")
         assert "cannot be reached" in here.until(lambda: here.texts(".notice.error"))[0]
+        here.until(lambda: "Trying again" in here.texts("#banner")[0])
     finally:
         here.network(offline=False)
+    here.until(lambda: here.texts("#banner") == [""] and here.texts("#model-name") == ["tiny"])      # it has found it again
     here.click(".notice.error .link")                                               # try again
     assert here.answered()[0] and not here.all(".notice.error")
 

@@ -33,6 +33,7 @@ export async function request(path, { body = null, signal = null, quiet = false 
     });
   } catch (e) {
     if (e.name === "AbortError") throw e;
+    dispatchEvent(new Event("server-gone"));
     throw new ApiError("The server cannot be reached.");
   }
   if (response.status === 401 && !quiet && (await askKey())) return request(path, { body, signal });

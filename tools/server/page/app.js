@@ -154,23 +154,29 @@ function side(open) {
 
 // --- the model
 
+let meeting = false;
+
 /** Until the model is loaded: then its name and its settings. */
 async function meet() {
-  for (;;) {
-    const state = await request("/health", { quiet: true }).then(
-      () => "ok",
-      (e) => (e.status === 503 ? "loading" : "gone"),
-    );
-    document.body.dataset.server = state;
-    banner(
-      state === "loading" ? "The model is being loaded." : state === "gone" ? "The server cannot be reached. Trying again." : "",
-    );
-    if (state === "ok") break;
-    $("model-name").textContent = state === "loading" ? "loading" : "no server";
-    await new Promise((done) => {
-      setTimeout(done, 1500);
-    });
-  }
+  if (meeting) return;
+  meeting = true;
+  while ((await look()) !== "ok") await new Promise((done) => setTimeout(done, 1500));
+  meeting = false;
+  await introduce();
+}
+
+async function look() {
+  const state = await request("/health", { quiet: true }).then(
+    () => "ok",
+    (e) => (e.status === 503 ? "loading" : "gone"),
+  );
+  document.body.dataset.server = state;
+  banner({ ok: "", loading: "The model is being loaded.", gone: "The server cannot be reached. Trying again." }[state]);
+  if (state !== "ok") $("model-name").textContent = { loading: "loading", gone: "no server" }[state];
+  return state;
+}
+
+async function introduce() {
   try {
     const props = await json("/props");
     usual = props.default_generation_settings.params;
@@ -311,6 +317,7 @@ function start() {
   narrow.addEventListener("change", () => side(false));
   addEventListener("hashchange", route);
   addEventListener("keydown", pressed);
+  addEventListener("server-gone", meet);
   side(false);
   if (!keeps) toast("This browser keeps nothing for this page: conversations end with the tab.");
   route();

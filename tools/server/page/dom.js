@@ -10,7 +10,7 @@ export function el(kind, props = {}, ...children) {
   return node;
 }
 
-const kept = (children) => children.flat(Infinity).filter((c) => c || c === 0); // what a condition left out is no child
+const kept = (children) => children.flat(Infinity).filter(Boolean); // what a condition left out is no child
 
 /** These children in place of those that a node has. */
 export const fill = (node, ...children) => node.replaceChildren(...kept(children));
