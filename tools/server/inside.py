@@ -76,7 +76,8 @@ class Look:
             raise Problem(503, "another request is being looked into; try again when it is done")
         try:
             arguments = {**self.service.options.context, "n_ctx": MAX_PROMPT + MAX_STEPS, "n_batch": MAX_PROMPT,
-                         "n_ubatch": N_UBATCH, "n_seq_max": 1, "adapters": self.service.ctx.adapters}
+                         "n_ubatch": N_UBATCH, "n_seq_max": 1,
+                         "adapters": [*self.service.adapters(), *self.service.vectors()]}
             with ggraph.Context(self.service.model, **arguments) as ctx:
                 return self._told(ctx)
         finally:
@@ -93,9 +94,10 @@ class Look:
         recorder.process("prompt", _batch(self.ids))
         while len(chosen) < self.n_steps and not self.left:
             n = len(chosen)
-            token = self.given[n] if n < len(self.given) else sampler.sample(ctx.logits[-1])
+            row = _sound(ctx.logits[-1])
+            token = self.given[n] if n < len(self.given) else sampler.sample(row)
             sampler.accept(token)
-            chosen.append({"id": token, "text": recorder.text(token), "p": _probability(ctx.logits[-1], token),
+            chosen.append({"id": token, "text": recorder.text(token), "p": _probability(row, token),
                            "given": n < len(self.given)})
             if self.service.vocab.is_eog(token) or len(chosen) == self.n_steps:
                 break
@@ -117,7 +119,8 @@ class Look:
                 flows.append({})
             if not array.size:                          # no row of this ubatch was asked for
                 return
-            flows[-1][name] = float(np.sqrt(np.square(array.reshape(-1, array.shape[-1])[-1], dtype=np.float64).mean()))
+            last = _sound(array.reshape(-1, array.shape[-1])[-1])
+            flows[-1][name] = float(np.sqrt(np.square(last, dtype=np.float64).mean()))
         ctx.memory.clear()
         ctx.hook = ggraph.Hook(lambda node: node.op != "none" and node.name.partition("-")[0] in FLOWS, see)
         for ids in batches:
@@ -132,6 +135,12 @@ def _batch(ids: list[int]) -> ggraph.Batch:
     for i, token in enumerate(ids):
         batch.add(token, None, 0, output=i == len(ids) - 1)
     return batch
+
+
+def _sound(row: np.ndarray) -> np.ndarray:
+    if not np.isfinite(row.max()):
+        raise ggraph.Error("the model computed NaN or inf for this text: look at the model file")
+    return row
 
 
 def _probability(row: np.ndarray, token: int) -> float:

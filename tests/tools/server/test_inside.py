@@ -101,6 +101,14 @@ def test_it_is_off_unless_asked_for(file: str) -> None:
             assert got.status_code == 501 and "--inspect" in got.json()["error"]["message"]
 
 
+def test_a_model_that_computes_nonsense(tmp_path: Path) -> None:
+    path = tiny.write(tmp_path / "nan.gguf", llama__attention__layer_norm_rms_epsilon=float("nan"))
+    with running("-m", str(path), "-c", "256", "--inspect") as server:
+        got = httpx.post(server.url + "/ggraph/inspect", json=BODY, timeout=60)
+        assert got.status_code == 400 and "NaN" in got.json()["error"]["message"]
+        assert httpx.get(server.url + "/health").status_code == 200
+
+
 def test_recurrent_layers_show_their_rows(tmp_path: Path) -> None:
     from tests import spec
     name = next(n for n in spec.specs() if n.startswith("mamba2"))

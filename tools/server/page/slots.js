@@ -56,8 +56,7 @@ async function scrape() {
 }
 
 function failed(e) {
-  const text = e.status === 501 ? "This server does not show its slots. Start it with --slots." : e.message;
-  $("view-slots").replaceChildren(heading(), el("p.notice.error", { role: "alert" }, text));
+  fill($("view-slots"), heading(), el("p.notice.error", { role: "alert" }, e.message));
 }
 
 const heading = () =>
