@@ -167,9 +167,10 @@ class Page:
 
 
 @pytest.fixture(scope="session")
-def driver() -> Iterator[Any]:
+def driver(request: pytest.FixtureRequest) -> Iterator[Any]:
     if not CHROMIUM or not DRIVER:
-        print(f"\n{NEEDED}", file=sys.__stderr__)
+        with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+            print(f"\n{NEEDED}", file=sys.stderr)           # also without -rs
         pytest.skip(NEEDED)
     webdriver = pytest.importorskip("selenium.webdriver")
     options = webdriver.ChromeOptions()
@@ -286,6 +287,32 @@ def test_a_reload_keeps_conversations(here: Page) -> None:
     here.until(lambda: here.texts(".message.user > .body") == ["first talk"])
     here.one("#find").send_keys("second")
     here.until(lambda: here.texts("#conversations a") == ["second talk"])
+
+
+def test_a_reload_in_the_middle_of_an_answer(here: Page) -> None:
+    here.set(max_tokens=16000)
+    here.say("a long one")
+    here.until(lambda: here.kept() and any(len(m["content"]) > 20 for m in here.kept()[0]["messages"].values() if m.get("pending")))
+    here.driver.refresh()
+    here.until(lambda: "Stopped." in " ".join(here.texts(".notice")))
+    assert len(here.texts(".message.assistant > .body")[0]) > 20
+
+
+def test_another_tab_follows(here: Page) -> None:
+    here.say("one")
+    here.answered()
+    first = here.driver.current_window_handle
+    here.driver.switch_to.new_window("tab")
+    try:
+        here.open()
+        here.click("#conversations a")
+        here.until(lambda: here.texts(".message.user > .body") == ["one"])
+        here.say("two")
+        here.answered(2)
+    finally:
+        here.driver.close()
+        here.driver.switch_to.window(first)
+    here.until(lambda: here.texts(".message.user > .body") == ["one", "two"] and not here.all(".pending"))
 
 
 def test_settings_reach_the_server(here: Page) -> None:

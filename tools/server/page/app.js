@@ -109,7 +109,7 @@ function entry(c) {
 
 async function rename(c) {
   const title = await dialog("Rename", (close) => {
-    const input = el("input", { id: "title", value: c.title, maxlength: 120, autofocus: true });
+    const input = el("input", { id: "rename", value: c.title, maxlength: 120, autofocus: true });
     return el(
       "form",
       {
@@ -118,7 +118,7 @@ async function rename(c) {
           close(input.value.trim());
         },
       },
-      el("label", { for: "title" }, "Title"),
+      el("label", { for: "rename" }, "Title"),
       input,
       el("footer", {}, el("button.primary", { type: "submit" }, "Rename")),
     );

@@ -26,6 +26,7 @@ export function open(c) {
 export function draw() {
   rows.clear();
   const messages = store.path(current);
+  $("title").textContent = current.title || "New conversation";
   $("log").replaceChildren(...(messages.length ? messages.map(row) : [welcome()]));
   $("view-chat").classList.toggle("empty", !messages.length);
   refresh();
@@ -40,7 +41,7 @@ function welcome() {
   return el(
     "div.welcome",
     {},
-    el("h1", {}, "What shall we talk about?"),
+    el("h2", {}, "What shall we talk about?"),
     el(
       "div.ideas",
       {},

@@ -77,7 +77,7 @@ async function follow(c, m, body, before = null) {
       tell(c, m);
     });
   } catch (e) {
-    if (e.name === "AbortError") m.stopped = true;
+    if (e.name === "AbortError" || leaving) m.stopped = true;
     else m.error = e.message;
   }
   m.pending = false;
@@ -139,4 +139,14 @@ function keep(c) {
   }
 }
 
-addEventListener("pagehide", keepAll);
+// A page that is left breaks its streams off, which is no error; a link to another program only seems to leave it.
+let leaving = false;
+addEventListener("beforeunload", () => {
+  leaving = true;
+  setTimeout(() => (leaving = false), 1000);
+});
+addEventListener("pagehide", () => {
+  leaving = true;
+  keepAll();
+});
+addEventListener("pageshow", () => (leaving = false));

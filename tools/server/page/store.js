@@ -20,26 +20,27 @@ function changed(id) {
 export function load() {
   for (let i = 0; i < storage.length; i++) {
     const key = storage.key(i);
-    if (key.startsWith(PREFIX)) read(key);
+    if (key.startsWith(PREFIX)) read(key, settle);
   }
 }
 
-function read(key) {
+/** What was being written when a page closed has stopped. */
+function settle(c) {
+  for (const m of Object.values(c.messages).filter((o) => o.pending)) Object.assign(m, { pending: false, stopped: true });
+}
+
+function read(key, then = () => {}) {
   try {
     const c = JSON.parse(storage.getItem(key));
     if (!c || typeof c.messages !== "object" || typeof c.id !== "string") throw new Error("not a conversation");
-    for (const m of Object.values(c.messages))
-      if (m.pending) {
-        m.pending = false;
-        m.stopped = true;
-      }
+    then(c);
     all.set(c.id, c);
   } catch (e) {
     console.warn(`${key} is not readable and is left alone: ${e.message}`);
   }
 }
 
-// Another tab wrote.
+// Another tab wrote, and may be writing still.
 addEventListener("storage", (e) => {
   if (!e.key?.startsWith(PREFIX)) return;
   if (e.newValue) read(e.key);
