@@ -13,10 +13,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from . import anthropic, info, native, openai, responses, utilities
+from . import anthropic, info, inside, native, openai, responses, utilities
 from .body import check, read, read_any
 from .chat import checked_messages, checked_tools, converse, render
 from .guard import Guard
+from .page import add_page
 from .problem import JSON, Problem, answer
 from .schema import (
     Body,
@@ -25,6 +26,7 @@ from .schema import (
     Detokenize,
     Embeddings,
     Infill,
+    Inspect,
     Messages,
     Rerank,
     Responses,
@@ -47,6 +49,8 @@ def make_app(get: Get, options: Options) -> Guard:
     _text_routes(routes)
     _chat_routes(routes)
     _server_routes(routes, options)
+    if options.ui:
+        add_page(app)
     return Guard(app, options.api_keys, options.cors_origins, options.log_requests)
 
 
@@ -163,6 +167,8 @@ def _server_routes(r: Routes, options: Options) -> None:
     r.get("/metrics", lambda s, q: info.metrics(s))
     r.get("/lora-adapters", lambda s, q: info.adapters(s))
     r.array("/lora-adapters", info.set_adapters)
+    r.get("/ggraph/inspect", lambda s, q: inside.limits(s))
+    r.post("/ggraph/inspect", Inspect, inside.inspect)
 
 
 async def _change_props(service: Service, request: Request, body: Body) -> Response:

@@ -37,6 +37,9 @@ SERVER = (
             help="Seconds that a client may stall while it sends its request, or instead of reading the answer."),
     _server("--cors-origins", default="localhost", show_default=True, metavar="LIST",
             help="Pages that may use the server: localhost, *, or origins joined by commas."),
+    _server("--ui/--no-ui", "--webui/--no-webui", "ui", default=True, help="The page at /.  [default: on]"),
+    _server("--inspect/--no-inspect", default=False,
+            help="Show what happens inside of a request, in the page and at /ggraph/inspect.  [default: off]"),
     _server("--sse-ping-interval", type=click.IntRange(min=-1), default=30, show_default=True, metavar="S",
             help="Seconds of silence after which a stream sends a comment; -1: never."),
     _server("--slots/--no-slots", default=True, help="Show the slots at /slots.  [default: on]"),
@@ -92,7 +95,8 @@ ENVIRONMENT = {
     "kv_unified": "KV_UNIFIED", "swa_full": "SWA_FULL", "repack": "REPACK", "n_gpu_layers": "N_GPU_LAYERS", "host": "HOST",
     "port": "PORT", "alias": "ALIAS", "api_key_file": "API_KEY_FILE", "timeout": "TIMEOUT", "cors_origins": "CORS_ORIGINS",
     "sse_ping_interval": "SSE_PING_INTERVAL", "slots": "ENDPOINT_SLOTS", "metrics": "ENDPOINT_METRICS",
-    "props": "ENDPOINT_PROPS", "cache_ram": "CACHE_RAM", "cache_reuse": "CACHE_REUSE", "n_checkpoints": "CTX_CHECKPOINTS",
+    "props": "ENDPOINT_PROPS", "ui": "UI", "cache_ram": "CACHE_RAM", "cache_reuse": "CACHE_REUSE",
+    "n_checkpoints": "CTX_CHECKPOINTS",
     "checkpoint_step": "CHECKPOINT_MIN_SPACING_NT", "spec_type": "SPEC_TYPE", "spec_draft_model": "SPEC_DRAFT_MODEL",
     "spec_draft_n_max": "SPEC_DRAFT_N_MAX", "spec_draft_n_min": "SPEC_DRAFT_N_MIN", "spec_draft_p_min": "SPEC_DRAFT_P_MIN",
     "spec_draft_ngl": "N_GPU_LAYERS_DRAFT", "spec_draft_type_k": "SPEC_DRAFT_CACHE_TYPE_K",
@@ -204,6 +208,7 @@ class Server:
             model = ggraph.Model(path, n_gpu_layers=p["n_gpu_layers"], kv_overrides=p["kv_overrides"], repack=p["repack"])
             self._stop.append(model.close)
             arguments = context_arguments(p) | {"n_seq_max": p["n_parallel"], "n_rollback": n_rollback(p)}
+            self.options.context = dict(arguments)
             if p["embedding"]:
                 arguments |= {"embeddings": True, "pooling": p["pooling"], "n_ubatch": p["n_batch"]}
             ctx = ggraph.Context(model, progress=bars, **arguments)
@@ -262,7 +267,7 @@ def _options(p: Params) -> Any:
                    slot_save_path=p["slot_save_path"], cache_prompt=p["cache_prompt"], n_predict=p["n_predict"],
                    stop=tuple(p["reverse_prompt"]), prefill_assistant=p["prefill_assistant"],
                    reasoning_format=p["reasoning_format"], embd_normalize=p["embd_normalize"], log_requests=p["log_requests"],
-                   spec_types=types(p),
+                   spec_types=types(p), ui=p["ui"], inspect=p["inspect"],
                    template_kwargs=p["chat_template_kwargs"], sampling=sampling)
 
 

@@ -17,6 +17,7 @@ from ggraph import env
 from .problem import Problem, answer
 
 PUBLIC = ("/", "/health", "/v1/health")
+PUBLIC_FOLDER = "/page/"         # what the page is made of
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
@@ -51,7 +52,7 @@ class Guard:
             await answer(Problem(401, "Invalid API Key"))(scope, receive, told)
 
     def _admits(self, path: str, headers: Headers) -> bool:
-        if not self.keys or path in PUBLIC:
+        if not self.keys or path in PUBLIC or path.startswith(PUBLIC_FOLDER):
             return True
         given = headers.get("authorization", "").removeprefix("Bearer ").strip() or headers.get("x-api-key", "")
         return any(hmac.compare_digest(given.encode(), key) for key in self.keys)

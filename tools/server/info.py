@@ -60,7 +60,7 @@ def props(service: Service) -> Response:
         "default_generation_settings": {"params": params, "n_ctx": service.n_ctx_slot}, "total_slots": service.n_slots,
         "model_alias": service.name, "model_ftype": ftype(service), "model_path": str(service.model.path),
         "modalities": {"vision": False, "video": False, "audio": False}, "media_marker": "<__media__>",
-        "endpoint_slots": options.slots, "endpoint_props": options.props, "endpoint_metrics": options.metrics, "ui": False,
+        "endpoint_slots": options.slots, "endpoint_props": options.props, "endpoint_metrics": options.metrics, "ui": options.ui,
         "ui_settings": {}, "chat_template": source, "chat_template_caps": caps,
         "bos_token": "" if vocab.bos is None else vocab.text(vocab.bos),
         "eos_token": "" if vocab.eos is None else vocab.text(vocab.eos), "build_info": BUILD, "is_sleeping": False,

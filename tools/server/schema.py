@@ -156,6 +156,11 @@ class Chat(Sampling):
     parse_tool_calls: bool = True
 
 
+class Inspect(Chat):
+    prompt: Prompt = None
+    answer: str | None = None
+
+
 class Responses(Sampling):
     input: Prompt = None
     instructions: str | None = None

@@ -23,12 +23,15 @@ MAX_PROMPTS = 1024
 
 @dataclass
 class Options:
-    """What the command line says of the server itself. `sampling` are the defaults of requests."""
+    """What the command line says of the server itself. `sampling` are the defaults of requests, `context` the arguments
+    of the Context."""
     alias: str = ""
     api_keys: tuple[str, ...] = ()
     cors_origins: str = "localhost"
     timeout: float = 3600.0
     ping: float = 30.0
+    ui: bool = True
+    inspect: bool = False
     slots: bool = True
     metrics: bool = False
     props: bool = False
@@ -43,6 +46,7 @@ class Options:
     spec_types: list[str] = field(default_factory=list)
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     sampling: dict[str, Any] = field(default_factory=dict)
+    context: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass

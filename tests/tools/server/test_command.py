@@ -37,10 +37,10 @@ def test_flags(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {"LLAMA_ARG_CTX_SIZE": "512", "LLAMA_ARG_ENDPOINT_METRICS": "1", "LLAMA_ARG_ENDPOINT_SLOTS": "false",
-               "LLAMA_API_KEY": "k", "LLAMA_ARG_PORT": "9000"}
+               "LLAMA_API_KEY": "k", "LLAMA_ARG_PORT": "9000", "LLAMA_ARG_UI": "0"}
     p = parsed(monkeypatch, "--port", "9001", **environ)
     assert (p["n_ctx"], p["metrics"], p["slots"], p["port"], p["n_parallel"]) == (512, True, False, 9001, 4)
-    assert p["options"].api_keys == ("k",)
+    assert p["options"].api_keys == ("k",) and not p["options"].ui and not p["options"].inspect
 
 
 def test_every_variable_is_of_an_option() -> None:
