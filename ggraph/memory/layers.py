@@ -5,7 +5,7 @@ form one KV group, layers with one another, smaller one, recurrent layers a grou
 """
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ..backend import Backend
 from ..cparams import CParams
@@ -62,13 +62,18 @@ class LayerMemory(Memory):
     def nbytes(self) -> int:
         return sum(g.nbytes for g in self.groups)
 
-    def alloc(self, backend: Backend) -> None:
+    def alloc(self, home: Callable[[int], Backend]) -> None:
+        """`home`: the backend of each layer."""
         for g in self.groups:
-            g.alloc(backend)
+            g.alloc(home)
 
-    def free(self, backend: Backend) -> None:
+    def free(self) -> None:
         for g in self.groups:
-            backend.free(g.buffer)
+            g.free()
+
+    def home(self, tensor: Tensor) -> Backend | None:
+        """Where a cache lives; None for any other tensor."""
+        return next((g.home[tensor] for g in self.groups if tensor in g.home), None)
 
     def sizes(self, step: Step) -> dict[str, int]:
         """Values of the groups' size variables, between `apply` and `commit` of the step."""
