@@ -52,7 +52,7 @@ def lifetimes(splits: Sequence[Split], inputs: Iterable[Tensor], keep: Collectio
 
     What a concat reads lives as long as its result, so that a backend may leave the concat out and read its sources."""
     lives: dict[Tensor, Life] = {}
-    host = device[splits[-1].backend]
+    host = list(device.values())[-1]                # the host is the last of the backends
     for tensor in inputs:
         lives[tensor] = Life(tensor, host, 0, 0)
     step = 0
