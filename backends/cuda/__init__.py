@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ggraph import env
-from ggraph.backend import OutOfMemory, Progress
+from ggraph.backend import Ceilings, OutOfMemory, Progress
 from ggraph.errors import BackendError
 from ggraph.ops import VIEWS
 from ggraph.tensor import Tensor
@@ -97,6 +97,10 @@ class Cuda:
 
     def compile(self, nodes: Sequence[Tensor], keep: Collection[Tensor] = ()) -> Compiled:
         return Compiled(self, [n for n in nodes if n.op not in VIEWS], frozenset(keep))
+
+    def ceilings(self, n_threads: int) -> Ceilings | None:
+        """Not measured yet."""
+        return None
 
     def release(self) -> None:
         for buffer in self.weights.values():
