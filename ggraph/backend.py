@@ -81,6 +81,19 @@ class Backend(Protocol):
     def close(self) -> None: ...
 
 
+class Device(Backend, Protocol):
+    """A backend with memory of its own."""
+
+    def memory(self) -> tuple[int, int]:
+        """(free, total) bytes."""
+    def release(self) -> None:
+        """Free all weights that `pack` took."""
+
+
+class OutOfMemory(BackendError):
+    """A device has no room for what was asked."""
+
+
 def open_backend(name: str, **options: Any) -> Backend:
     """The backend in folder `backends/<name>`; BackendError names what is missing."""
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,6 +34,7 @@ from .memory.layers import LayerMemory
 from .model import Model, sensible
 from .observe import Observed
 from .ops import MROPE
+from .placement import Need
 from .schedule.alloc import Arena
 from .schedule.plan import Plan, PlanCache, arena_bytes
 from .shift import shift_graph
@@ -126,9 +127,11 @@ class Context:
                                n_threads_batch=n_threads_batch, embeddings=embeddings, pooling=pooling, rope=rope,
                                swa_full=swa_full, n_rollback=n_rollback, mtp=mtp)
         self.hparams = model.nextn() if mtp else model.hparams
-        self.backends: list[Backend] = model.place(progress)
         self.mix = Mix()
-        check_context(self.hparams, self.cparams)
+        self.placement = model.place(progress, need(model.hparams, self.cparams, offload_kqv))
+        self.backends: list[Backend] = self.placement.backends
+        self.offload_kqv = offload_kqv
+        check_context(self.hparams, self.cparams, [il for il in self.hparams.layers if self._home(il).host])
         self.memory = LayerMemory(self.hparams, self.cparams)
         self.arenas = {b: Arena(b) for b in self.backends}
         self.plans = PlanCache()
@@ -150,8 +153,12 @@ class Context:
 
     def _open(self) -> None:
         """Allocate cache and arena, and build the plan of a plain decode, so that what does not fit shows at once."""
-        self.memory.alloc(self.backends[-1])
+        self.memory.alloc(self._home)
         self._build(("decode", *self._static_key(), "token"), embd=False)
+
+    def _home(self, il: int) -> Backend:
+        """Where the cache of a layer lives."""
+        return self.placement.layer(il) if self.offload_kqv else self.placement.host
 
     # --- sizes
 
@@ -258,10 +265,9 @@ class Context:
 
     def _settle(self) -> None:
         """Let K and V follow what sequence operations left to do: copies of streams, then rotations."""
-        host = self.backends[-1]
         for g in self.memory.kv:
             for src, dst in g.store.take_copies():
-                g.copy_stream(host, src, dst)
+                g.copy_stream(src, dst)
             if g.store.has_shift:
                 self._shift(g)
 
@@ -320,7 +326,10 @@ class Context:
 
     def plan(self, graph: Graph) -> Plan:
         watch = self.hook.accepts if self.hook else None
-        return Plan(graph, self.backends, lambda leaf: None, self.arenas, watch)
+        return Plan(graph, self.backends, self._leaf_home, self.arenas, watch)
+
+    def _leaf_home(self, leaf: Tensor) -> Backend | None:
+        return self.placement.homes.get(leaf) or self.memory.home(leaf)
 
     def _see(self, plan: Plan, node: Tensor) -> None:
         assert self.hook is not None
@@ -444,7 +453,7 @@ class Context:
             for b, arena in self.arenas.items():
                 if arena.buffer is not None:
                     b.free(arena.buffer)
-            self.memory.free(self.backends[-1])
+            self.memory.free()
 
     def __enter__(self) -> Context:
         return self
@@ -458,25 +467,25 @@ class Context:
         """Write the memory of all sequences, or of one, to a file."""
         with self._alone():
             self._settle()
-            save(self.memory, self.backends[-1], Path(path), seq)
+            save(self.memory, Path(path), seq)
 
     def state_load(self, path: str | Path, seq: int | None = None) -> None:
         """Replace the memory of all sequences, or of one, by a file's. Error, and nothing changed, if it does not fit."""
         with self._alone():
             self._settle()
-            load(self.memory, self.backends[-1], Path(path), seq)
+            load(self.memory, Path(path), seq)
 
     def state_get(self, seq: int | None = None) -> dict[str, np.ndarray]:
         """What `state_save` writes, as arrays."""
         with self._alone():
             self._settle()
-            return collect(self.memory, self.backends[-1], seq)
+            return collect(self.memory, seq)
 
     def state_set(self, state: dict[str, np.ndarray], seq: int | None = None) -> None:
         """As `state_load`, from arrays of `state_get`."""
         with self._alone():
             self._settle()
-            put(self.memory, self.backends[-1], state, seq, "the state")
+            put(self.memory, state, seq, "the state")
 
 
 def memory_needed(model: Model, *, n_ctx: int = 0, n_batch: int = 2048, n_ubatch: int = 512, n_seq_max: int = 1,
@@ -539,9 +548,18 @@ def cell_bytes(hp: HParams, type_k: dtypes.DType, type_v: dtypes.DType, layers: 
     return sum(type_k.row_bytes(hp.n_embd_k_gqa(il)) + type_v.row_bytes(hp.n_embd_v_gqa(il)) for il in layers if hp.has_kv(il)) or 1
 
 
-def check_context(hp: HParams, cp: CParams) -> None:
-    """PlacementError if the cache of all layers without a window does not fit the free memory."""
-    whole = [il for il in hp.layers if not hp.is_swa(il) or cp.swa_full]
+def need(hp: HParams, cp: CParams, offload_kqv: bool) -> Need:
+    """What a Context takes on a device beside the weights: caches by layer, and an estimate of its arena."""
+    state = 4 * (hp.n_embd_r + hp.n_embd_s) * cp.n_seq_max * (2 + cp.n_rollback)
+    layers = [state * hp.is_recurrent(il) + cp.n_ctx * cell_bytes(hp, cp.type_k, cp.type_v, [il]) for il in range(hp.n_layer)]
+    widest = max((*hp.n_ff, hp.n_embd, 1))
+    scores = 0 if cp.flash_attn else cp.n_ctx * max((*hp.n_head, 1)) * 2
+    return Need(layers if offload_kqv else (), 4 * cp.n_ubatch * (hp.n_vocab + 8 * hp.n_embd + 4 * widest + cp.n_ctx + scores))
+
+
+def check_context(hp: HParams, cp: CParams, on_host: Collection[int]) -> None:
+    """PlacementError if the cache of all layers on the host without a window does not fit the free memory."""
+    whole = [il for il in on_host if not hp.is_swa(il) or cp.swa_full]
     needed, free = cell_bytes(hp, cp.type_k, cp.type_v, whole) * cp.n_ctx, env.free_memory()
     if needed > free:
         raise PlacementError(f"n_ctx = {cp.n_ctx} needs {needed / 2**20:.0f} MiB of cache, {free / 2**20:.0f} MiB are free; "

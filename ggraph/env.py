@@ -28,6 +28,9 @@ TABLE = (
         "rounded as ggml rounds them, or as they are. `exact` is the yardstick for accuracy."),
     Var("GGRAPH_CPU", ("generic", "avx2", "avxvnni", "avx512vnni", "neon"), "",
         "Compile CPU kernels with this set of vector instructions. Unset: the host's best."),
+    Var("GGRAPH_CUDA_DEVICE", ("gpu", "emulator"), "gpu", "What the CUDA backend runs on. The emulator computes on the host, "
+        "very slowly: it is there to test kernels without a GPU."),
+    Var("GGRAPH_CUDA_GRAPH", ("0", "1"), "1", "0: every kernel is launched by itself, none is captured and replayed."),
     Var("GGRAPH_CACHE", (), "", "Folder for fetched models and compiled kernels. "
         "Unset: `$XDG_CACHE_HOME/ggraph`, `~/Library/Caches/ggraph` on macOS, `%LOCALAPPDATA%\\ggraph` on Windows."),
     Var("GGRAPH_DEBUG", ("0", "1", "2", "3", "4"), "0", "How much to show on standard error, each level with those "

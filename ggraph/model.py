@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
 
-from . import env, gguf
-from .backend import Backend, Progress, open_backend
+from . import gguf, placement
+from .backend import Backend, Progress
 from .errors import Error, ModelError
 from .hparams import HParams
 from .weights import Audit, Weights
@@ -26,6 +26,9 @@ from .weights import Audit, Weights
 if TYPE_CHECKING:
     from .chat import ChatTemplate
     from .vocab import Vocab
+
+NOTHING = placement.Need()
+
 
 class Architecture(Protocol):
     """What an architecture's module provides."""
@@ -67,8 +70,9 @@ class Model:
         except BaseException:
             self.file.close()
             raise
-        self.options = {"n_gpu_layers": n_gpu_layers, "override_tensor": override_tensor, "repack": repack, "backend": backend}
-        self.backends: list[Backend] = []
+        self.options: dict[str, Any] = {"n_gpu_layers": n_gpu_layers, "override_tensor": override_tensor, "repack": repack,
+                                        "backend": backend}
+        self.placement: placement.Placement | None = None
         self.contexts: WeakSet[Any] = WeakSet()         # those that stand on this model
         self.closed = False
         self._lock = threading.Lock()
@@ -101,17 +105,22 @@ class Model:
             self._template = ChatTemplate(source, bos_token=bos, eos_token=eos)
         return self._template
 
-    def place(self, progress: Progress | None = None) -> list[Backend]:
-        """Open the backends and give them the weights, once; a later call returns the same ones."""
+    @property
+    def backends(self) -> list[Backend]:
+        """Those that run this model, the host last; none before the first Context."""
+        return self.placement.backends if self.placement else []
+
+    def place(self, progress: Progress | None = None, need: placement.Need = NOTHING) -> placement.Placement:
+        """Open the backends and give them the weights, once; a later call returns the same placement.
+
+        `need`: what the Context at hand takes on a device beside the weights. `PlacementError` where that does not fit.
+        """
         with self._lock:
             if self.closed:
                 raise ModelError(f"the model {self.path.name} is closed; load it again with Model(path)")
-            if not self.backends:
-                name = str(self.options["backend"] or env.get("GGRAPH_BACKEND") or "cpu")
-                opened = open_backend(name, repack=self.options["repack"])
-                opened.pack(list(self.weights.leaves.values()), progress)
-                self.backends = [opened]
-            return self.backends
+            if self.placement is None:
+                self.placement = placement.load(self.weights.leaves, self.hparams.n_layer, need, progress, **self.options)
+            return self.placement
 
     @property
     def has_nextn(self) -> bool:
@@ -149,7 +158,7 @@ class Model:
             raise
         for b in self.backends:
             b.close()
-        self.backends = []
+        self.placement = None
         self.weights.leaves.clear()
         self.file.close()
 

@@ -1,6 +1,6 @@
 """Save and load a memory: its bookkeeping arrays and the cache rows they name, in one .npz file or as arrays.
 
-In: a memory, the backend its tensors are on, and a path. Out: a file, or a memory whose sequences are as they were. A file
+In: a memory and a path. Out: a file, or a memory whose sequences are as they were. A file
 that does not fit the model, the cache types or the free cells is refused and nothing changes.
 """
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from .backend import Backend
 from .errors import ContextFull, Error
 from .memory.layers import LayerMemory
 
@@ -28,8 +27,8 @@ def _header(memory: LayerMemory, seq: int | None) -> dict[str, Any]:
             "tensors": [[t.name, t.type.name, int(t.ne[0])] for t in memory.tensors()]}
 
 
-def save(memory: LayerMemory, host: Backend, path: Path, seq: int | None) -> None:
-    arrays = collect(memory, host, seq)
+def save(memory: LayerMemory, path: Path, seq: int | None) -> None:
+    arrays = collect(memory, seq)
     if path.is_dir() or not path.parent.is_dir():
         raise Error(f"{path} is a folder, not a file" if path.is_dir() else f"there is no folder {path.parent}")
     fd, temp = tempfile.mkstemp(dir=path.parent, prefix=path.name)
@@ -42,25 +41,25 @@ def save(memory: LayerMemory, host: Backend, path: Path, seq: int | None) -> Non
         raise
 
 
-def collect(memory: LayerMemory, host: Backend, seq: int | None) -> Arrays:
+def collect(memory: LayerMemory, seq: int | None) -> Arrays:
     """All sequences' memory, or one's, as arrays of their own."""
     arrays: Arrays = {"header": np.frombuffer(json.dumps(_header(memory, seq)).encode(), np.uint8)}
     for i, (state, group) in enumerate(zip(memory.state(seq), memory.groups)):
         arrays |= {f"{i}.{name}": a for name, a in state.items()}
-        arrays |= {f"{i}.{t.name}": group.read_rows(host, t, state["cell"]) for t in group.tensors()}
+        arrays |= {f"{i}.{t.name}": group.read_rows(t, state["cell"]) for t in group.tensors()}
     return arrays
 
 
-def load(memory: LayerMemory, host: Backend, path: Path, seq: int | None) -> None:
+def load(memory: LayerMemory, path: Path, seq: int | None) -> None:
     try:
         with open(path, "rb") as f, np.load(f, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as e:
         raise Error(f"{path} is no saved state: {e}") from e
-    put(memory, host, arrays, seq, str(path))
+    put(memory, arrays, seq, str(path))
 
 
-def put(memory: LayerMemory, host: Backend, arrays: Arrays, seq: int | None, source: str) -> None:
+def put(memory: LayerMemory, arrays: Arrays, seq: int | None, source: str) -> None:
     """What `collect` gave, in place of what is here; `source` names it in errors. Error, and nothing changed, if it is unfit."""
     try:
         header = json.loads(arrays["header"].tobytes())
@@ -79,7 +78,7 @@ def put(memory: LayerMemory, host: Backend, arrays: Arrays, seq: int | None, sou
     for i, (group, to) in enumerate(zip(memory.groups, rows)):
         kept = to >= 0
         for t in group.tensors():
-            group.write_rows(host, t, to[kept], arrays[f"{i}.{t.name}"][kept])
+            group.write_rows(t, to[kept], arrays[f"{i}.{t.name}"][kept])
 
 
 def _check_rows(memory: LayerMemory, source: str, arrays: Arrays, states: list[Arrays]) -> None:

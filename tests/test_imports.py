@@ -29,6 +29,7 @@ ops
 graph
 backend
 weights
+placement
 adapters
 model
 batch

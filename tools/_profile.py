@@ -23,7 +23,7 @@ def profile(p: Params, n_prompt: int, n_gen: int, n_depth: int) -> str:
     runner = Ours(p, n_prompt + n_gen + n_depth + 64)
     try:
         times, wall = _timed(runner, n_prompt or 1, n_depth)
-        ceilings = runner.model.place()[0].ceilings(p.n_threads)
+        ceilings = runner.model.backends[-1].ceilings(p.n_threads)
     finally:
         runner.close()
     return table(times, wall, n_prompt or 1, ceilings)

@@ -7,7 +7,7 @@ Cell indices and the extent read are graph inputs and sizes, never numbers in th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,18 +30,32 @@ class Group(ABC):
     store: Any
 
     @abstractmethod
-    def tensors(self) -> list[Tensor]: ...
+    def layers(self) -> list[tuple[int, Tensor]]:
+        """(layer, one of its tensors), all of them."""
+
+    def tensors(self) -> list[Tensor]:
+        return [t for _, t in self.layers()]
 
     @property
     def nbytes(self) -> int:
         return sum(t.nbytes for t in self.tensors())
 
-    def alloc(self, backend: Backend) -> None:
-        self.buffer = backend.alloc(sum(-(-t.nbytes // 64) * 64 for t in self.tensors()))
-        offset = 0
-        for t in self.tensors():
-            t.buffer, t.offset = self.buffer, offset
-            offset += -(-t.nbytes // 64) * 64
+    def alloc(self, home: Callable[[int], Backend]) -> None:
+        """`home`: the backend of a layer. One buffer on each."""
+        self.home = {t: home(il) for il, t in self.layers()}
+        self.buffers: list[tuple[Backend, Any]] = []
+        for backend in dict.fromkeys(self.home.values()):
+            tensors = [t for t, b in self.home.items() if b is backend]
+            buffer, offset = backend.alloc(sum(-(-t.nbytes // 64) * 64 for t in tensors)), 0
+            self.buffers.append((backend, buffer))
+            for t in tensors:
+                t.buffer, t.offset = buffer, offset
+                offset += -(-t.nbytes // 64) * 64
+
+    def free(self) -> None:
+        for backend, buffer in self.buffers:
+            backend.free(buffer)
+        self.buffers = []
 
     def sizes(self, step: Step) -> dict[str, int]:
         """Values of the group's size variables, between `apply` and `commit` of the step."""
@@ -49,16 +63,16 @@ class Group(ABC):
 
     # --- rows for save and load
 
-    def read_rows(self, backend: Backend, tensor: Tensor, rows: np.ndarray) -> np.ndarray:
+    def read_rows(self, tensor: Tensor, rows: np.ndarray) -> np.ndarray:
         """uint8 [n, row bytes]"""
-        data = backend.download(tensor.buffer, tensor.offset, tensor.nbytes)
+        data = self.home[tensor].download(tensor.buffer, tensor.offset, tensor.nbytes)
         found: np.ndarray = data.reshape(-1, tensor.nb[1])[rows]
         return found
 
-    def write_rows(self, backend: Backend, tensor: Tensor, rows: np.ndarray, data: np.ndarray) -> None:
+    def write_rows(self, tensor: Tensor, rows: np.ndarray, data: np.ndarray) -> None:
         for run in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(rows) != 1) + 1):
             if len(run):
-                backend.upload(tensor.buffer, tensor.offset + int(rows[run[0]]) * tensor.nb[1], data[run])
+                self.home[tensor].upload(tensor.buffer, tensor.offset + int(rows[run[0]]) * tensor.nb[1], data[run])
 
 
 class KVCache(Group):
@@ -83,8 +97,8 @@ class KVCache(Group):
         self.rot_k = head & -head if self.v and _spread(self.k, head) else 0
         self.rot_v = 64 if _spread(self.v, hp.n_embd_head_v) else 0
 
-    def tensors(self) -> list[Tensor]:
-        return [*self.k.values(), *self.v.values()]
+    def layers(self) -> list[tuple[int, Tensor]]:
+        return [*self.k.items(), *self.v.items()]
 
     def sizes(self, step: Step) -> dict[str, int]:
         slots, i = step.slots[self.index], self.index
@@ -118,8 +132,8 @@ class KVCache(Group):
         x.name = cache.name + " (view)"
         return x
 
-    def copy_stream(self, backend: Backend, src: int, dst: int) -> None:
-        for t in self.tensors():
+    def copy_stream(self, src: int, dst: int) -> None:
+        for t, backend in self.home.items():
             data = backend.download(t.buffer, t.offset + src * t.nb[2], t.nb[2])
             backend.upload(t.buffer, t.offset + dst * t.nb[2], data)
 
@@ -146,5 +160,5 @@ class StateCache(Group):
         self.s = {il: leaf(F32, (hp.n_embd_s, store.n_rows), f"cache_s_l{il}") for il in layers if hp.n_embd_s}
         self.p = {il: leaf(F32, (hp.n_embd_p, store.n_rows), f"cache_ple_r_l{il}") for il in layers if il == hp.ngram_layer}
 
-    def tensors(self) -> list[Tensor]:
-        return [*self.r.values(), *self.s.values(), *self.p.values()]
+    def layers(self) -> list[tuple[int, Tensor]]:
+        return [*self.r.items(), *self.s.items(), *self.p.items()]

@@ -5,7 +5,7 @@ form one KV group, layers with one another, smaller one, recurrent layers a grou
 """
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -64,23 +64,28 @@ class LayerMemory(Memory):
     def nbytes(self) -> int:
         return sum(g.nbytes for g in self.groups)
 
-    def alloc(self, backend: Backend) -> None:
+    def alloc(self, home: Callable[[int], Backend]) -> None:
+        """`home`: the backend of each layer."""
         for g in self.groups:
-            g.alloc(backend)
+            g.alloc(home)
 
-    def wipe(self, seq: int, backend: Backend) -> None:
+    def wipe(self, seq: int) -> None:
         """Take a sequence out and zero the cells that it alone had: a NaN in one would spoil all, where attention multiplies what
         is hidden by zero."""
         for g in self.kv:
             cells = g.store.exclusive(seq)
             rows = np.sort(cells) + g.store.stream(seq) * g.store.size
             for t in g.tensors():
-                g.write_rows(backend, t, rows, np.zeros((len(rows), t.nb[1]), np.uint8))
+                g.write_rows(t, rows, np.zeros((len(rows), t.nb[1]), np.uint8))
         self.seq_rm(seq)
 
-    def free(self, backend: Backend) -> None:
+    def free(self) -> None:
         for g in self.groups:
-            backend.free(g.buffer)
+            g.free()
+
+    def home(self, tensor: Tensor) -> Backend | None:
+        """Where a cache lives; None for any other tensor."""
+        return next((g.home[tensor] for g in self.groups if tensor in g.home), None)
 
     def sizes(self, step: Step) -> dict[str, int]:
         """Values of the groups' size variables, between `apply` and `commit` of the step."""

@@ -5,16 +5,17 @@ largest that the Context allows, so that the offsets stay right for every smalle
 """
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..backend import Backend
 from ..ops import GLU, UNARY
-from ..tensor import Tensor
+from ..tensor import F32, Tensor, leaf
 from .split import Split
 
 ALIGN = 64
+FOREVER = leaf(F32, (1,), "reserved")        # who has the reserved bytes
 IN_PLACE = frozenset({"add", "sub", "mul", "div", "scale", "clamp", "soft_max", "rope", *UNARY, *GLU})
 
 
@@ -51,7 +52,7 @@ def lifetimes(splits: Sequence[Split], inputs: Iterable[Tensor], keep: Collectio
 
     What a concat reads lives as long as its result, so that a backend may leave the concat out and read its sources."""
     lives: dict[Tensor, Life] = {}
-    host = device[splits[-1].backend]
+    host = list(device.values())[-1]                # the host is the last of the backends
     for tensor in inputs:
         lives[tensor] = Life(tensor, host, 0, 0)
     step = 0
@@ -74,11 +75,15 @@ def lifetimes(splits: Sequence[Split], inputs: Iterable[Tensor], keep: Collectio
     return list(lives.values())
 
 
-def allocate(lives: Sequence[Life], no_reuse: Collection[Tensor] = ()) -> dict[Backend, int]:
-    """Give every tensor an offset (`tensor.offset`); the bytes needed per device."""
+def allocate(lives: Sequence[Life], no_reuse: Collection[Tensor] = (), reserved: Mapping[Backend, int] | None = None
+             ) -> dict[Backend, int]:
+    """Give every tensor an offset (`tensor.offset`); the bytes needed per device. The first `reserved` bytes stay free."""
     ends = {life.tensor: life.end for life in lives}
     open_blocks: dict[Backend, list[tuple[int, int, int, Tensor]]] = {}            # (offset, size, end, tensor)
     total: dict[Backend, int] = {}
+    for device, n in (reserved or {}).items():
+        total[device] = n = -(-n // ALIGN) * ALIGN
+        open_blocks[device] = [(0, n, 1 << 62, FOREVER)]
     for life in lives:
         blocks = open_blocks.setdefault(life.device, [])
         blocks[:] = [b for b in blocks if b[2] >= life.start]

@@ -18,6 +18,7 @@ from ..tensor import Tensor
 from . import alloc
 from .assign import Home, assign
 from .split import Split, split
+from .stage import Stage
 
 Watch = Callable[[Tensor], bool]
 See = Callable[["Plan", Tensor], None]
@@ -28,11 +29,15 @@ class Plan:
                  watch: Watch | None = None):
         self.graph, self.backends = graph, backends
         watched = {n for n in graph.computed() if _visible(n) and watch(n)} if watch else set()
-        self.splits = split(graph, assign(graph, backends, home), watched)
+        self.splits, staged = split(graph, assign(graph, backends, home), home, watched)
+        self.stages = [Stage(b, [(t, twin) for (device, t), twin in staged.items() if device is b]) for b in backends if not b.host]
+        self.owner: dict[Tensor, Backend] = {}          # of what is allocated here, where that is not the host
         self.moved = self._allocate(arenas, watched)
         self.compiled = self._compile()
         reads = set().union(*(c.reads for c in self.compiled)) | {src for s in self.splits for src, _ in s.copies}
-        self.inputs = [i for i in graph.inputs if any(t in reads for t in i.tensors)]
+        sent = {t for stage in self.stages for t in stage.lay_out(reads)}
+        self.inputs = [i for i in graph.inputs if any(t in reads or t in sent for t in i.tensors)]
+        self._on_host = reads
         self.values: Mapping[str, int] | None = None
         self.seen = self._shown(watched)
         self._visible_sizes = Sizes([n for t in self.seen for n in (*t.ne, *t.nb, t.view_offs)])
@@ -44,10 +49,14 @@ class Plan:
 
     def _allocate(self, arenas: Mapping[Backend, alloc.Arena], watched: Collection[Tensor]) -> bool:
         """Offsets for everything; True if an arena had to grow, which makes other plans invalid."""
-        lives, totals = place(self.graph, self.splits, self.backends, watched)
+        lives, totals = place(self.graph, self.splits, self.backends, watched, self.stages)
         moved = [arenas[b].reserve(n) for b, n in totals.items()]
         for life in lives:
             life.tensor.buffer = arenas[life.device].buffer
+            if not life.device.host:
+                self.owner[life.tensor] = life.device
+        for stage in self.stages:
+            stage.settle(arenas[stage.backend].buffer)
         return any(moved)
 
     def _compile(self) -> list[Compiled]:
@@ -74,7 +83,12 @@ class Plan:
         host = self.backends[-1]
         for source in self.inputs:
             for tensor, data in zip(source.tensors, source.fill(step)):
-                host.upload(tensor.buffer, tensor.offset, data)
+                if tensor in self._on_host:
+                    host.upload(tensor.buffer, tensor.offset, data)
+                for stage in self.stages:
+                    stage.take(tensor, data)
+        for stage in self.stages:
+            stage.send()
 
     def run(self, n_threads: int = 1, see: See | None = None, times: list[NodeTime] | None = None) -> None:
         """Run all splits; `see` is called after each watched node, the time of each step is appended to `times`."""
@@ -93,7 +107,10 @@ class Plan:
         shape = self._shapes[tensor]
         nbytes = tensor.type.row_bytes(shape[0]) * shape[1] * shape[2] * shape[3]
         buffer, offset = tensor.root.buffer, tensor.root.offset + shape[8]
-        return self.backends[-1].download(buffer, offset, nbytes)
+        return self._owner(tensor).download(buffer, offset, nbytes)
+
+    def _owner(self, tensor: Tensor) -> Backend:
+        return self.owner.get(tensor.root, self.backends[-1])
 
     def array(self, tensor: Tensor) -> np.ndarray:
         """The present contents of an output or watched node: NumPy order, a view where the device is the host."""
@@ -105,22 +122,22 @@ class Plan:
 
     def write(self, tensor: Tensor, data: np.ndarray) -> None:
         """Replace the contents of a watched node."""
-        self.backends[-1].upload(tensor.root.buffer, tensor.root.offset + self._shapes[tensor][8], np.ascontiguousarray(data))
+        self._owner(tensor).upload(tensor.root.buffer, tensor.root.offset + self._shapes[tensor][8], np.ascontiguousarray(data))
 
 
 def place(graph: Graph, splits: Sequence[Split], backends: Sequence[Backend],
-          watched: Collection[Tensor] = ()) -> tuple[list[alloc.Life], dict[Backend, int]]:
+          watched: Collection[Tensor] = (), stages: Sequence[Stage] = ()) -> tuple[list[alloc.Life], dict[Backend, int]]:
     """Offsets for everything that is computed; the bytes needed on each device."""
     device = {b: backends[-1] if b.host else b for b in backends}
     leaves = [t for i in graph.inputs for t in i.tensors]
     keep = [*graph.outputs.values(), *watched]
     lives = alloc.lifetimes(splits, leaves, keep, device)
-    return lives, alloc.allocate(lives, watched)
+    return lives, alloc.allocate(lives, watched, {stage.backend: stage.largest for stage in stages})
 
 
 def arena_bytes(graph: Graph, backend: Backend) -> int:
     """What the arena of a plan of this graph would take, if one backend ran it all."""
-    splits = split(graph, assign(graph, [backend], lambda leaf: None), set())
+    splits, _ = split(graph, assign(graph, [backend], lambda leaf: None), lambda leaf: None)
     return sum(place(graph, splits, [backend])[1].values())
 
 

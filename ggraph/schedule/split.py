@@ -1,17 +1,19 @@
 """Cut an assigned graph into splits: runs of nodes of one backend, with the tensors to copy in before each.
 
 In: graph, assignment, the nodes to cut after (hooks). Out: `Split`s. Backends whose buffers are host memory share them:
-between those there is a cut and no copy.
+between those there is a cut and no copy. What the host fills before a run is not copied split by split: a device has twins of
+the inputs that it reads, and all of them are sent together.
 """
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from ..backend import Backend
+from ..backend import Backend, HostBuffer
+from ..errors import BackendError
 from ..graph import Graph
 from ..tensor import Tensor, leaf
-from .assign import Assignment
+from .assign import Assignment, Home
 from .order import together
 
 
@@ -24,7 +26,11 @@ class Split:
     watched: Tensor | None = None
 
 
-def split(graph: Graph, chosen: Assignment, watched: Collection[Tensor] = ()) -> list[Split]:
+Staged = dict[tuple[Backend, Tensor], Tensor]        # (device, input) -> its twin there
+
+
+def split(graph: Graph, chosen: Assignment, home: Home, watched: Collection[Tensor] = ()) -> tuple[list[Split], Staged]:
+    """The splits in running order, and the twins of inputs."""
     splits: list[Split] = []
     for node in together(graph.computed()):
         if not splits or splits[-1].backend is not chosen[node] or splits[-1].watched is not None:
@@ -32,26 +38,45 @@ def split(graph: Graph, chosen: Assignment, watched: Collection[Tensor] = ()) ->
         splits[-1].nodes.append(node)
         if node in watched:
             splits[-1].watched = node
-    for part in splits:
-        insert_copies(part, chosen)
-    return splits
+    inputs = {t for i in graph.inputs for t in i.tensors}
+    staged: Staged = {}
+    if len({part.backend for part in splits}) > 1 or not all(part.backend.host for part in splits):
+        for part in splits:
+            insert_copies(part, chosen, home, inputs, staged)
+    return splits, staged
 
 
-def insert_copies(part: Split, chosen: Assignment) -> None:
-    """Let the nodes of a split read twins of what another device computed."""
+def insert_copies(part: Split, chosen: Assignment, home: Home, inputs: Collection[Tensor], staged: Staged) -> None:
+    """Let the nodes of a split read twins of inputs, and of what another device computed."""
     twins: dict[Tensor, Tensor] = {}
     for node in part.nodes:
-        node.src = tuple(src if src is None else _local(src, part, chosen, twins) for src in node.src)
+        node.src = tuple(src if src is None else _local(src, part, chosen, home, inputs, staged, twins) for src in node.src)
 
 
-def _local(src: Tensor, part: Split, chosen: Assignment, twins: dict[Tensor, Tensor]) -> Tensor:
-    root = src.root
-    owner = chosen.get(root)
-    if owner is None or owner is part.backend or (owner.host and part.backend.host):
-        return src
+def _local(src: Tensor, part: Split, chosen: Assignment, home: Home, inputs: Collection[Tensor], staged: Staged,
+           twins: dict[Tensor, Tensor]) -> Tensor:
+    root, here = src.root, part.backend
+    if root in inputs:
+        return src if here.host else _seen_in(src, staged.setdefault((here, root), leaf(root.type, root.ne, root.name)))
+    owner = chosen.get(root) or home(root)
+    if owner is None or owner is here or (owner.host and here.host) or (root.op == "none" and mapped(root)):
+        return src                                      # mapped weights are read by every backend
+    if root.op == "none":
+        raise BackendError(f"{root.name} is on {owner.name}, where an op that reads it cannot run; "
+                           "keep it on the host: offload_kqv=False")
     if root not in twins:
         twins[root] = leaf(root.type, root.ne, root.name)
         part.copies.append((root, twins[root]))
-    if src is root:
-        return twins[root]
-    return Tensor(src.op, src.type, src.ne, (twins[root],), src.params, src.nb, twins[root], src.view_offs, src.name)
+    return _seen_in(src, twins[root])
+
+
+def mapped(root: Tensor) -> bool:
+    """A weight: its bytes lie in the mapped file, wherever a backend has its own copy."""
+    return isinstance(root.buffer, HostBuffer) and not root.name.startswith("cache_")
+
+
+def _seen_in(src: Tensor, twin: Tensor) -> Tensor:
+    """The twin of a root, or the view of it that `src` is of the root."""
+    if src.view_src is None:
+        return twin
+    return Tensor(src.op, src.type, src.ne, (twin,), src.params, src.nb, twin, src.view_offs, src.name)

@@ -276,7 +276,7 @@ class Engine:
             except Exception as e:      # a row of NaN, a grammar that gave up
                 self._fail(slot, e)
                 if np.isnan(rows).any():
-                    self.ctx.memory.wipe(slot.id, self.ctx.backends[-1])
+                    self.ctx.memory.wipe(slot.id)
                     slot.history.clear()
 
     def _sample(self, slot: Slot, task: Task, rows: Any, guesses: Sequence[int]) -> None:

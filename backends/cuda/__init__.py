@@ -1,0 +1,138 @@
+"""The CUDA backend: a split becomes a list of kernel launches, which is captured once and replayed with one call.
+
+In: nodes whose buffers are on the device, weights that are mapped on the host. Out: `Compiled`. What it asks of a GPU goes through
+`device`; kernels are in `kernels/`. Nodes without a kernel are refused (`supports`), and the scheduler gives them to the host.
+"""
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ggraph import env
+from ggraph.backend import Ceilings, OutOfMemory, Progress
+from ggraph.errors import BackendError
+from ggraph.ops import VIEWS
+from ggraph.tensor import Tensor
+
+from .device import Device, Kernel
+from .lower import can
+from .plan import Compiled
+
+__all__ = ["Buffer", "Compiled", "Cuda", "Device", "Kernel", "OutOfMemory", "open", "open_device"]
+
+
+@dataclass(eq=False)
+class Buffer:
+    """Memory on the device."""
+    address: int
+    nbytes: int
+
+
+class Cuda:
+    """One device. Weights are uploaded by `pack`, or when a node first reads them; `graphs`: whether launches are captured."""
+    name = "cuda"
+    host = False
+
+    def __init__(self, device: Device):
+        self.device = device
+        self.graphs = env.get("GGRAPH_CUDA_GRAPH") != "0"
+        self.weights: dict[Tensor, Buffer] = {}
+        self.reported: set[str] = set()
+        self.aborted = False
+        for module in pkgutil.iter_modules(__path__):
+            if module.name.startswith("ops_"):
+                importlib.import_module(f"{__name__}.{module.name}")
+
+    def alloc(self, nbytes: int) -> Buffer:
+        return Buffer(self.device.alloc(max(int(nbytes), 1)), int(nbytes))
+
+    def free(self, buffer: Buffer) -> None:
+        self.device.free(buffer.address)
+
+    def upload(self, buffer: Buffer, offset: int, data: np.ndarray) -> None:
+        self.device.upload(buffer.address + int(offset), data)
+
+    def download(self, buffer: Buffer, offset: int, nbytes: int) -> np.ndarray:
+        return self.device.download(buffer.address + int(offset), int(nbytes))
+
+    def memory(self) -> tuple[int, int]:
+        return self.device.memory()
+
+    def supports(self, node: Tensor) -> bool:
+        """False, and said once for each op and type, where there is no kernel."""
+        if node.op in VIEWS or can(node):
+            return True
+        what = f"{node.op} of {', '.join(s.type.name for s in node.src if s is not None)}"
+        if what not in self.reported:
+            self.reported.add(what)
+            env.log(f"cuda has no kernel for {what}: it runs on the CPU")
+        return False
+
+    def pack(self, weights: Sequence[Tensor], progress: Progress | None = None) -> None:
+        for i, weight in enumerate(weights):
+            if not isinstance(weight.buffer, Buffer):
+                self.resident(weight)
+            if progress:
+                progress("weights", i + 1, len(weights))
+
+    def resident(self, weight: Tensor) -> Buffer:
+        """A weight's memory on the device; uploaded when it is first asked for."""
+        if weight not in self.weights:
+            buffer = self.alloc(weight.nbytes)
+            self.weights[weight] = buffer
+            self.upload(buffer, 0, weight.buffer.data[weight.offset:weight.offset + int(weight.nbytes)])
+        return self.weights[weight]
+
+    def place(self, tensor: Tensor) -> tuple[int, int]:
+        """(address of the buffer, byte offset in it) on the device."""
+        root = tensor.root
+        if isinstance(root.buffer, Buffer):
+            return root.buffer.address, root.offset + tensor.view_offs
+        return self.resident(root).address, tensor.view_offs
+
+    def compile(self, nodes: Sequence[Tensor], keep: Collection[Tensor] = ()) -> Compiled:
+        return Compiled(self, [n for n in nodes if n.op not in VIEWS], frozenset(keep))
+
+    def ceilings(self, n_threads: int) -> Ceilings | None:
+        """Not measured yet."""
+        return None
+
+    def release(self) -> None:
+        for buffer in self.weights.values():
+            self.free(buffer)
+        self.weights.clear()
+
+    def sync(self) -> None:
+        self.device.sync()
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def close(self) -> None:
+        """Free all that is left on the device."""
+        self.weights.clear()
+        self.device.close()
+
+
+def open_device() -> Device:
+    """The device that GGRAPH_CUDA_DEVICE names: a GPU unless it says `emulator`. `BackendError` says what is missing."""
+    if env.get("GGRAPH_CUDA_DEVICE") == "emulator":
+        from .emulator import Emulator
+        device: Device = Emulator()
+    else:
+        from .cupy_device import CupyDevice
+        device = CupyDevice()
+    return device
+
+
+def open(**options: Any) -> Cuda:
+    try:
+        return Cuda(open_device())
+    except ImportError as e:
+        raise BackendError(f"CuPy cannot be imported ({e}); pip install 'ggraph-runtime[cuda13]' "
+                           "(CUDA 12 drivers: [cuda12])") from e

@@ -1,0 +1,113 @@
+"""The device seam: all that the CUDA backend asks of a GPU. Implementations: CuPy, and an emulator on the host.
+
+In: addresses, bytes, kernels with their launch geometry. Out: the same on a device, in order, on one stream. It counts copies and
+launches, so that tests can hold them to a limit. It knows nothing of tensors.
+"""
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ggraph.errors import BackendError
+
+Dim = tuple[int, int, int]
+MAX_GRID = (2**31 - 1, 65535, 65535)
+MAX_THREADS = 1024
+
+
+class Kernel(NamedTuple):
+    """A kernel of file `kernels/<file>.cu`, compiled with these macros defined: `(("TYPE", "Q4_K"),)`."""
+    file: str
+    name: str
+    defines: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        return self.name + "".join(f" {v}" for _, v in self.defines)
+
+
+class Device(ABC):
+    """One GPU. Addresses are integers; what is launched or copied runs in that order. Errors: `BackendError`."""
+    name: str
+    n_processors: int                   # streaming multiprocessors
+    max_shared: int                     # bytes of shared memory that one block may ask for
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()           # uploads, downloads, launches, replays since `reset`
+        self.functions: dict[Kernel, Any] = {}
+        self.recording = False
+        self.closed = False
+
+    def function(self, kernel: Kernel) -> Any:
+        """The compiled kernel; compiled when it is first asked for."""
+        if kernel not in self.functions:
+            self.functions[kernel] = self._function(kernel)
+        return self.functions[kernel]
+
+    def launch(self, kernel: Kernel, grid: Dim, block: Dim, shared: int, args: np.ndarray) -> None:
+        """Start a kernel: `args` uint64 [n] holds the address of each argument's bytes, which are read at once."""
+        check_geometry(kernel, grid, block, shared, self.max_shared)
+        self.counts["launches"] += 1
+        self._launch(self.function(kernel), grid, block, shared, args)
+
+    def upload(self, address: int, data: np.ndarray) -> None:
+        """Host to device; `data` may be changed as soon as this returns."""
+        if data.nbytes:
+            self.counts["uploads"] += 1
+            self._upload(address, np.ascontiguousarray(data).reshape(-1).view(np.uint8))
+
+    def download(self, address: int, nbytes: int) -> np.ndarray:
+        """Device to host, after all that was launched: uint8 [nbytes]."""
+        self.counts["downloads"] += 1
+        return self._download(address, nbytes)
+
+    def replay(self, graph: Any) -> None:
+        """All launches of a graph, with one call."""
+        self.counts["replays"] += 1
+        self._replay(graph)
+
+    @abstractmethod
+    def alloc(self, nbytes: int) -> int:
+        """The address of zeroed memory, aligned to 256 bytes. `OutOfMemory` where there is none left."""
+    @abstractmethod
+    def free(self, address: int) -> None: ...
+    @abstractmethod
+    def memory(self) -> tuple[int, int]:
+        """(free, total) bytes."""
+    @abstractmethod
+    def sync(self) -> None: ...
+    @abstractmethod
+    def begin_capture(self) -> None:
+        """What is launched from here on is recorded and does not run. Copies are not allowed."""
+    @abstractmethod
+    def end_capture(self) -> Any:
+        """The recorded launches, with the arguments they had, for `replay`."""
+    @abstractmethod
+    def close(self) -> None: ...
+    @abstractmethod
+    def _function(self, kernel: Kernel) -> Any: ...
+    @abstractmethod
+    def _launch(self, function: Any, grid: Dim, block: Dim, shared: int, args: np.ndarray) -> None: ...
+    @abstractmethod
+    def _upload(self, address: int, data: np.ndarray) -> None: ...
+    @abstractmethod
+    def _download(self, address: int, nbytes: int) -> np.ndarray: ...
+    @abstractmethod
+    def _replay(self, graph: Any) -> None: ...
+
+
+def check_geometry(kernel: Kernel, grid: Dim, block: Dim, shared: int, max_shared: int) -> None:
+    """BackendError for a launch that a GPU would refuse."""
+    if any(not 1 <= n <= limit for n, limit in zip(grid, MAX_GRID)):
+        raise BackendError(f"kernel {kernel}: a grid of {_times(grid)} blocks cannot be launched")
+    if min(block) < 1 or block[0] * block[1] * block[2] > MAX_THREADS or block[2] > 64:
+        raise BackendError(f"kernel {kernel}: a block of {_times(block)} threads cannot be launched")
+    if not 0 <= shared <= max_shared:
+        raise BackendError(f"kernel {kernel}: {shared} bytes of shared memory; a block can have {max_shared}")
+
+
+def _times(dim: Sequence[int]) -> str:
+    return " x ".join(map(str, dim))

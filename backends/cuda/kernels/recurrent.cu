@@ -1,0 +1,151 @@
+// Recurrences, token by token; the state of a thread or a warp stays in registers.
+#include "common.cuh"
+
+__device__ __forceinline__ float f32(const char * p) { return *(const float *) p; }
+
+// x [d_conv - 1 + n_tokens, d_inner, n_seqs], kernel [d_conv, d_inner] -> [d_inner, n_tokens, n_seqs]. grid: elements / 256
+KERNEL ssm_conv(Tensor dst, Tensor x, Tensor kernel) {
+    const int64_t i = (int64_t) blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= numel(dst)) return;
+    const Index o = unravel(dst, i);
+    float sum = 0.0f;
+    for (int k = 0; k < kernel.ne[0]; k++) sum += f32(at(x, o.i1 + k, o.i0, o.i2, 0)) * f32(at(kernel, k, o.i0, 0, 0));
+    *(float *) at(dst, o) = sum;
+}
+
+const int LANES = 8;                                    // of a warp's state: up to 8 values per lane, 256 in all
+
+// Where the state after token t goes, as one of `n` snapshots (the last first); -1: nowhere.
+__device__ __forceinline__ int snapshot(int t, int n_tokens, int n) { return n_tokens - 1 - t < n ? n_tokens - 1 - t : -1; }
+
+// The selective scan. A warp has one row of d_state values: one `dim` of a head. s [d_state, dim, n_head, rows], x [dim, n_head, n_tokens,
+// n_seqs], dt [n_head, n_tokens, n_seqs], A [1 or d_state, n_head], B and C [d_state, n_group, n_tokens, n_seqs]; dst is y, then snapshots.
+// grid: (dim * n_head / 4, n_seqs); block: 128
+KERNEL ssm_scan(Tensor dst, Tensor s, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor ids, int n_snapshots) {
+    const int dim = (int) x.ne[0], n_head = (int) x.ne[1], n_tokens = (int) x.ne[2], n_seqs = (int) x.ne[3], d_state = (int) s.ne[0];
+    const int r = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32, seq = blockIdx.y;
+    if (r >= dim * n_head) return;
+    const int i = r % dim, h = r / dim, g = (int) (h / (n_head / B.ne[1])), row = *(const int *) (ids.data + seq * ids.nb[0]);
+    float * y = (float *) dst.data, * states = y + numel(x);
+    float state[LANES], a[LANES];
+    for (int l = 0; l < LANES; l++) {
+        const int k = lane + 32 * l;
+        state[l] = k < d_state ? f32(at(s, k, i, h, row)) : 0.0f;
+        a[l] = k < d_state ? f32(at(A, A.ne[0] > 1 ? k : 0, h, 0, 0)) : 0.0f;
+    }
+    for (int t = -1; t < n_tokens; t++) {
+        if (t >= 0) {
+            float step = f32(at(dt, h, t, seq, 0)), sum = 0.0f;
+            step = step > 20.0f ? step : log1pf(expf(step));
+            const float v = step * f32(at(x, i, h, t, seq));
+            for (int l = 0; l < LANES; l++) {
+                const int k = lane + 32 * l;
+                if (k >= d_state) break;
+                state[l] = state[l] * expf(step * a[l]) + v * f32(at(B, k, g, t, seq));
+                sum += state[l] * f32(at(C, k, g, t, seq));
+            }
+            sum = warp_sum(sum);
+            if (lane == 0) y[((int64_t) (seq * n_tokens + t) * n_head + h) * dim + i] = sum;
+        }
+        for (int n = t < 0 ? n_tokens : snapshot(t, n_tokens, n_snapshots); n >= 0 && n < n_snapshots; n++) {
+            for (int l = 0; l < LANES; l++) {
+                const int k = lane + 32 * l;
+                if (k < d_state) states[((((int64_t) n * n_seqs + seq) * n_head + h) * dim + i) * d_state + k] = state[l];
+            }
+            if (t >= 0) break;                              // the state that came in fills all that is left
+        }
+    }
+}
+
+// The gated delta rule. A warp has one column of a head's state: d values, those of k. v [d, n_head, n_tokens, n_seqs], q and k with fewer
+// heads, g [1 or d, ..], beta [1, ..], state [d, d, n_head, n_seqs]. grid: (d / 4, n_head, n_seqs); block: 128
+KERNEL gated_delta_net(Tensor dst, Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor s, int n_snapshots) {
+    const int d = (int) v.ne[0], n_head = (int) v.ne[1], n_tokens = (int) v.ne[2], n_seqs = (int) v.ne[3], lane = threadIdx.x % 32;
+    const int j = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, h = blockIdx.y, seq = blockIdx.z, hk = h % (int) q.ne[1];
+    if (j >= d) return;
+    float * y = (float *) dst.data, * states = y + numel(v);
+    const float scale = 1.0f / sqrtf((float) d);
+    float state[LANES];
+    for (int l = 0; l < LANES; l++) state[l] = lane + 32 * l < d ? f32(at(s, lane + 32 * l, j, h, seq)) : 0.0f;
+    for (int t = -1; t < n_tokens; t++) {
+        if (t >= 0) {
+            float known = 0.0f, sum = 0.0f;
+            for (int l = 0; l < LANES; l++) {
+                const int i = lane + 32 * l;
+                if (i >= d) break;
+                state[l] *= expf(f32(at(g, g.ne[0] > 1 ? i : 0, h, t, seq)));
+                known += state[l] * f32(at(k, i, hk, t, seq));
+            }
+            const float delta = (f32(at(v, j, h, t, seq)) - warp_sum(known)) * f32(at(beta, 0, h, t, seq));
+            for (int l = 0; l < LANES; l++) {
+                const int i = lane + 32 * l;
+                if (i >= d) break;
+                state[l] += delta * f32(at(k, i, hk, t, seq));
+                sum += state[l] * f32(at(q, i, hk, t, seq));
+            }
+            sum = warp_sum(sum);
+            if (lane == 0) y[((int64_t) (seq * n_tokens + t) * n_head + h) * d + j] = sum * scale;
+        }
+        for (int n = t < 0 ? n_tokens : snapshot(t, n_tokens, n_snapshots); n >= 0 && n < n_snapshots; n++) {
+            for (int l = 0; l < LANES; l++) {
+                const int i = lane + 32 * l;
+                if (i < d) states[((((int64_t) n * n_seqs + seq) * n_head + h) * d + j) * d + i] = state[l];
+            }
+            if (t >= 0) break;
+        }
+    }
+}
+
+// Linear attention: the state is kept in the result itself. A thread has one element of v. All [d, n_head, n_tokens of all sequences];
+// state [d d n_head, n_seqs]; dst holds rows of y [d n_head, n_tokens], then states. grid: (n_head, n_seqs); block: d
+#define LINEAR(first)                                                                                                       \
+    const int d = (int) first.ne[0], n_head = (int) first.ne[1], n_seqs = (int) state.ne[1], n = (int) first.ne[2] / n_seqs; \
+    const int h = blockIdx.x, seq = blockIdx.y, j = threadIdx.x;                                                             \
+    float * y = (float *) dst.data, * s = y + (int64_t) first.ne[2] * n_head * d + ((int64_t) seq * n_head + h) * d * d;       \
+    for (int i = j; i < d * d; i += d) s[i] = f32(state.data + (int64_t) seq * state.nb[1] + ((int64_t) h * d * d + i) * state.nb[0]); \
+    __syncthreads();
+#define OUT(t) y[((int64_t) (t) * n_head + h) * d + j]
+
+KERNEL rwkv_wkv6(Tensor dst, Tensor k, Tensor v, Tensor r, Tensor tf, Tensor td, Tensor state) {
+    LINEAR(k)                                               // s [k][v]
+    for (int t = seq * n; t < seq * n + n; t++) {
+        const float vj = f32(at(v, j, h, t, 0));
+        float sum = 0.0f;
+        for (int i = 0; i < d; i++) {
+            const float kv = f32(at(k, i, h, t, 0)) * vj, old = s[i * d + j];
+            sum += (old + f32(at(tf, i, h, 0, 0)) * kv) * f32(at(r, i, h, t, 0));
+            s[i * d + j] = old * f32(at(td, i, h, t, 0)) + kv;
+        }
+        OUT(t) = sum;
+    }
+}
+
+KERNEL rwkv_wkv7(Tensor dst, Tensor r, Tensor w, Tensor k, Tensor v, Tensor a, Tensor b, Tensor state) {
+    LINEAR(r)                                               // s [v][k]
+    for (int t = seq * n; t < seq * n + n; t++) {
+        const float vj = f32(at(v, j, h, t, 0));
+        float sa = 0.0f, sum = 0.0f;
+        for (int i = 0; i < d; i++) sa += s[j * d + i] * f32(at(a, i, h, t, 0));
+        for (int i = 0; i < d; i++) {
+            const float new_s = s[j * d + i] * f32(at(w, i, h, t, 0)) + vj * f32(at(k, i, h, t, 0)) + sa * f32(at(b, i, h, t, 0));
+            s[j * d + i] = new_s;
+            sum += new_s * f32(at(r, i, h, t, 0));
+        }
+        OUT(t) = sum;
+    }
+}
+
+KERNEL gated_linear_attn(Tensor dst, Tensor k, Tensor v, Tensor q, Tensor g, Tensor state, float scale) {
+    LINEAR(k)                                               // s [k][v]
+    for (int t = seq * n; t < seq * n + n; t++) {
+        const float vj = f32(at(v, j, h, t, 0));
+        float sum = 0.0f;
+        for (int i = 0; i < d; i++) {
+            const float decay = f32(at(g, g.ne[0] > 1 ? i : 0, h, g.ne[2] > 1 ? t : 0, 0));
+            const float new_s = s[i * d + j] * decay + f32(at(k, i, h, t, 0)) * vj;
+            s[i * d + j] = new_s;
+            sum += new_s * f32(at(q, i, h, t, 0)) * scale;
+        }
+        OUT(t) = sum;
+    }
+}

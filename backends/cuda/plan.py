@@ -1,0 +1,161 @@
+"""A split on the device: its launches with all numbers evaluated, run one by one or as one captured graph.
+
+In: nodes. Out: `run`. All arguments stand in one array of words, which `resize` changes in place; a launch points into it. Sizes
+that were seen twice are captured: from then on they are one replay.
+"""
+from __future__ import annotations
+
+import struct
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ggraph.backend import NodeTime
+from ggraph.errors import Aborted
+from ggraph.size import Sizes
+from ggraph.tensor import Tensor
+
+from .device import Dim
+from .lower import Arg, Emit, Launch, Scratch, lower
+
+if TYPE_CHECKING:
+    from . import Cuda
+
+MAX_GRAPHS = 8              # of one split: sizes that come back
+
+
+class Compiled:
+    def __init__(self, backend: Cuda, nodes: Sequence[Tensor], keep: frozenset[Tensor]):
+        self.backend, self.device = backend, backend.device
+        emit = Emit()
+        lower(nodes, keep, emit)
+        self.launches = emit.launches
+        self.reads: Collection[Tensor] = {a.root for launch in self.launches for a in launch.args if isinstance(a, Tensor)}
+        self.scratch = self._scratch(emit.scratch_bytes)
+        self.sizes: Sizes | None = None                                       # from the first run on: places are known then
+        self.graphs: OrderedDict[tuple[int, ...], Any] = OrderedDict()       # by sizes; None: seen once
+        for launch in self.launches:
+            self.device.function(launch.kernel)
+
+    def _scratch(self, nbytes: int) -> int:
+        if not nbytes:
+            return 0
+        address = self.device.alloc(nbytes)
+        self._finalizer = weakref.finalize(self, _free, weakref.ref(self.device), address)
+        return address
+
+    def _write_words(self) -> None:
+        """All arguments, then grids and conditions, as words of one array; for each launch the addresses of its arguments."""
+        numbers: list[int] = []
+        starts: list[list[int]] = []
+        for launch in self.launches:
+            starts.append([])
+            for arg in launch.args:
+                starts[-1].append(len(numbers))
+                numbers += self._words(arg)
+        self.n_args = len(numbers)
+        for launch in self.launches:
+            numbers += [blocks.n for blocks in launch.grid] + [launch.condition[0] if launch.condition else 0]
+        self.sizes = Sizes([*numbers, *[0] * 16])                             # whoever copies an argument may read beyond it
+        base = self.sizes.numbers.ctypes.data
+        self.args = [np.array([base + 8 * i for i in s], np.uint64) for s in starts]
+        self._each = np.array([[b.each for b in launch.grid] for launch in self.launches], np.int64).reshape(-1, 3)
+        self._numbers = self.sizes.numbers
+        limits = [launch.condition[1:] if launch.condition else (0, 1 << 62) for launch in self.launches]
+        self._limits = np.array(limits, np.int64).reshape(-1, 2)
+
+    def _words(self, arg: Arg) -> list[int]:
+        if isinstance(arg, Tensor):
+            address, offset = self.backend.place(arg)
+            return [address + offset, *arg.ne, *arg.nb]
+        if arg is None:
+            return [0] * 9
+        if isinstance(arg, Scratch):
+            return [self.scratch + arg.offset]
+        if isinstance(arg, float):
+            return [struct.unpack("<I", struct.pack("<f", arg))[0]]
+        if isinstance(arg, tuple):
+            return [word for part in arg for word in self._words(part)]
+        return [arg]
+
+    def _take_sizes(self) -> None:
+        """Grids, and which launches run, for the numbers as they are."""
+        assert self.sizes is not None
+        rows = self._numbers[self.n_args:-16].reshape(-1, 4)
+        grids = -(-rows[:, :3] // self._each)
+        runs = (grids > 0).all(1) & (rows[:, 3] >= self._limits[:, 0]) & (rows[:, 3] <= self._limits[:, 1])
+        self.active: list[tuple[Launch, Dim, np.ndarray]] = [
+            (launch, (g[0], g[1], g[2]), args) for launch, g, args, run in
+            zip(self.launches, grids.tolist(), self.args, runs.tolist()) if run]
+        self.key = tuple(self.sizes.products)
+
+    def resize(self, values: Mapping[str, int]) -> None:
+        sizes = self._settle()
+        before = list(sizes.products)
+        sizes.set(values)
+        if before != sizes.products:
+            self._take_sizes()
+
+    def _settle(self) -> Sizes:
+        if self.sizes is None:
+            self._write_words()
+            self._take_sizes()
+        assert self.sizes is not None
+        return self.sizes
+
+    def run(self, n_threads: int = 1, times: list[NodeTime] | None = None) -> None:
+        self.backend.aborted = False
+        self._settle()
+        if times is not None:
+            self._run_timed(times)
+        elif not self.backend.graphs or len(self.active) < 2:
+            self._launch_all()
+        else:
+            graph = self.graphs.get(self.key)
+            if graph is None and self.key in self.graphs:
+                graph = self.graphs[self.key] = self._capture()
+            if graph is None:
+                self._remember()
+                self._launch_all()
+            else:
+                self.graphs.move_to_end(self.key)
+                self.device.replay(graph)
+
+    def _remember(self) -> None:
+        self.graphs[self.key] = None
+        while len(self.graphs) > MAX_GRAPHS:
+            self.graphs.popitem(last=False)
+
+    def _capture(self) -> Any:
+        self.device.begin_capture()
+        try:
+            self._launch_all()
+        finally:
+            graph = self.device.end_capture()
+        return graph
+
+    def _launch_all(self) -> None:
+        launch_on = self.device.launch
+        for launch, grid, args in self.active:
+            if self.backend.aborted:
+                raise Aborted("the run was aborted")
+            launch_on(launch.kernel, grid, launch.block, launch.shared, args)
+
+    def _run_timed(self, times: list[NodeTime]) -> None:
+        for launch, grid, args in self.active:
+            self.device.sync()
+            start = time.perf_counter()
+            self.device.launch(launch.kernel, grid, launch.block, launch.shared, args)
+            self.device.sync()
+            times.append(NodeTime(launch.nodes, time.perf_counter() - start))
+
+
+def _free(device: weakref.ref[Any], address: int) -> None:
+    """A plan that nobody has any more gives back its scratch memory, unless the device is closed."""
+    alive = device()
+    if alive is not None and not alive.closed:
+        alive.free(address)

@@ -1,0 +1,45 @@
+"""Every kernel compiles for a GPU. NVRTC needs none; where it is not installed the tests are skipped."""
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ggraph.backends.cuda import nvrtc, source
+from ggraph.errors import BackendError
+from tests.backends.optable import WEIGHTS
+
+PLAIN = {"F32", "F16", "BF16"}
+QUANTIZED = [t.name for t in WEIGHTS if t.name not in PLAIN]
+PACKED = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL"]
+CACHES = ["Plain<0>", "Plain<1>", "Plain<30>", *PACKED]
+TYPES = {"matvec": QUANTIZED, "matmul": QUANTIZED, "unpack": QUANTIZED, "pack": PACKED, "matfloat": sorted(PLAIN)}
+QUICK = {"Q4_K", "F16", "Q8_0", "Plain<1>"}
+
+
+def variants(file: str) -> list[source.Defines]:
+    if file == "attention":
+        return [(("K_TYPE", t), ("V_TYPE", t)) for t in CACHES]
+    return [(("TYPE", t),) for t in TYPES[file]] if file in TYPES else [()]
+
+
+@pytest.fixture(scope="module")
+def compiler() -> None:
+    try:
+        nvrtc.library()
+    except BackendError:
+        pytest.skip("NVRTC is not installed: pip install nvidia-cuda-nvrtc-cu12")
+
+
+TARGETS: list[Any] = [pytest.param("sm_80", marks=pytest.mark.slow), pytest.param("sm_89", marks=pytest.mark.slow), "sm_90"]
+FILES: list[Any] = [
+    pytest.param(file, d, id="-".join([file, *(v for _, v in d)]),
+                 marks=[] if all(v in QUICK for _, v in d) else [pytest.mark.slow])
+    for file in source.files() for d in variants(file)]
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("file", "defines"), FILES)
+def test_kernels_compile(file: str, defines: source.Defines, target: str) -> None:
+    assert nvrtc.compiled(file, defines, target)[:4] == b"\x7fELF"
