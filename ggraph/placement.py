@@ -50,7 +50,7 @@ def load(weights: Mapping[str, Tensor], n_layer: int, need: Need, progress: Prog
     `backend`: which one, instead of what GGRAPH_BACKEND says."""
     wanted, chosen = parse_layers(n_gpu_layers, n_layer), backend or env.get("GGRAPH_BACKEND")
     device = _open_device(wanted, chosen)
-    host = open_backend(chosen if chosen in ("cpu", "ref") else "cpu", repack=repack)
+    host = open_backend("cpu" if chosen in ("", "cuda") else chosen, repack=repack)
     placement = place(weights, n_layer, _count(weights, n_layer, need, wanted, device), override_tensor, host, device)
     try:
         while not _give(placement, weights, progress):
@@ -71,7 +71,7 @@ def load(weights: Mapping[str, Tensor], n_layer: int, need: Need, progress: Prog
 def _open_device(wanted: int | None, chosen: str) -> Device | None:
     """The device, if one is asked for: by GGRAPH_BACKEND=cuda, where its lack is an error, or by a number of layers, where it is
     one line. As long as no GPU has run the goldens, "auto" alone does not take one."""
-    if chosen in ("cpu", "ref") or wanted == 0 or (wanted is None and not chosen):
+    if chosen not in ("", "cuda") or wanted == 0 or (wanted is None and not chosen):
         return None
     try:
         device: Any = open_backend("cuda")
