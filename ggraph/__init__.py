@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from ggraph.adapters import Adapter
     from ggraph.batch import Batch
     from ggraph.chat import ChatTemplate
-    from ggraph.context import STOP, Context, Hook, memory_needed
+    from ggraph.context import STOP, Context, Hook
+    from ggraph.fit import memory_needed
     from ggraph.generate import LLM, Generation, ModelDraft, MtpDraft, Nextn, NgramDraft, TokenLogprob
     from ggraph.grammar import Grammar
     from ggraph.hub import HubError
@@ -146,7 +147,7 @@ _HOME = {
     "Vocab": "vocab",
     "audit": "model",
     "default_chain": "sampling",
-    "memory_needed": "context",
+    "memory_needed": "fit",
     "sampling_defaults": "serve",
 }
 

@@ -38,7 +38,7 @@ inputs
 build
 schedule
 observe
-shift state debug
+shift state debug fit
 context
 sampling grammar
 generate
