@@ -342,8 +342,7 @@ class Context:
 
     def _begin_rows(self, asked: Ubatch) -> None:
         self._rows, self._rows_kind, self._hidden = None, "", None
-        self._row_of = np.cumsum(asked.output) - 1                  # batch row -> output row
-        self._n_rows = int(asked.output.sum())
+        self._asked = asked
 
     def _take_rows(self, plan: Plan, step: Step, only: bool) -> None:
         """Copy the step's outputs to their place in batch order; a lone step's stay where they were computed."""
@@ -356,22 +355,27 @@ class Context:
         if rows is None:
             return
         pooled = kind == "embd" and self.cparams.pooling != "none"
-        target = np.unique(u.seq) if pooled else self._row_of[u.rows[u.output]]
-        if only and not pooled and (np.diff(target) > 0).all():
+        if only and not pooled and (u.rows[1:] > u.rows[:-1]).all():
             self._rows = rows
             return
         if self._rows is None:
-            n = self.n_seq_max if pooled else self._n_rows
+            n = self.n_seq_max if pooled else int(self._asked.output.sum())
             self._rows = np.zeros((n, rows.shape[1]), np.float32)
-        self._rows[target] = rows
+        self._rows[np.unique(u.seq) if pooled else self._output_rows(u)] = rows
+
+    def _output_rows(self, u: Ubatch) -> np.ndarray:
+        """The rows of the result that the outputs of an ubatch go to."""
+        row_of: np.ndarray = np.cumsum(self._asked.output) - 1
+        return row_of[u.rows[u.output]]
 
     def _take_hidden(self, rows: np.ndarray, u: Ubatch) -> None:
         """As many rows as the graph has: one per token, or of a block for next-token prediction one per output."""
         outputs = self.cparams.mtp
         if self._hidden is None:
-            self._hidden = np.zeros((self._n_rows if outputs else len(self._row_of), rows.shape[1]), np.float32)
+            n = int(self._asked.output.sum()) if outputs else self._asked.n_tokens
+            self._hidden = np.zeros((n, rows.shape[1]), np.float32)
         if outputs and u.output.any():
-            self._hidden[self._row_of[u.rows[u.output]]] = rows
+            self._hidden[self._output_rows(u)] = rows
         elif not outputs:
             self._hidden[u.rows] = rows
 
