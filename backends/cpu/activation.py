@@ -1,12 +1,13 @@
-"""Activations as products with panels want them: in tiles, and in blocks of 32 int8 for quantized weights.
+"""Activations as products with panels want them: in tiles, and in the form that the weights ask for.
 
 Comes in: an f32 tensor [k, n tokens]. Goes out: kernels that write its tiles. Must not know: weights.
 
 n tokens lie in tiles of `width()` tokens, then a rest in tiles of half the width, and so on, so that a product finds
 its columns at constant distances; tile t of T tokens starts where the tokens before it end. In a tile: for quantized
-weights [k / 32][T] blocks (see `tile`), for F32, F16 and BF16 weights f32 [k][T]. Or in rows: all tiles have width 1.
+weights [k / 32][T] blocks (see `tile`), for F32 and F16 weights f32 [k][T], for BF16 weights [k / 2][T] pairs of bf16, of which
+the last may be half zero. Or in rows: all tiles have width 1.
 
-Values are rounded to the nearest multiple of largest magnitude / 127, ties to even, and then count as multiples of d,
+In blocks values are rounded to the nearest multiple of largest magnitude / 127, ties to even, and then count as multiples of d,
 which is that step rounded to f16, and so is d times their sum for Q4_1 and Q5_1, as in llama.cpp's q8_0 and q8_1: then
 close calls (which expert, which token) fall the same way. Where f16 has no normal number for it, either stays
 f32. Blocks with NaN or infinity give d = NaN or infinity, blocks below 1e-36 count as zero.
@@ -14,8 +15,12 @@ f32. Blocks with NaN or infinity give d = NaN or infinity, blocks below 1e-36 co
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
+
+from ggraph import dtypes
+from ggraph.dtypes import DType
 
 from . import targets
 from .kernel import Kernel, inline, simd, template
@@ -28,20 +33,36 @@ _F16_MIN, _F16_MAX = np.float32(2.0 ** -14), np.float32(65504.0)     # normal nu
 _ONE, _LEAST, _127 = np.float32(1.0), np.float32(1e-36), np.float32(127.0)
 
 
+class Form(NamedTuple):
+    """How values of a column lie together: so many in so many bytes."""
+    name: str
+    length: int
+    nbytes: int
+
+
+Q8, F32, BF16 = Form("q8", 32, BLOCK), Form("f32", 1, 4), Form("bf16", 2, 4)
+FORMS = {f.name: f for f in (Q8, F32, BF16)}
+
+
+def form(weights: DType) -> Form:
+    """What products with weights of a type take."""
+    return BF16 if weights is dtypes.BF16 else F32 if weights in (dtypes.F32, dtypes.F16) else Q8
+
+
 def width() -> int:
     """Most columns that one pass over the weights serves: what the registers of the target hold. A power of two."""
     return 8 if targets.current().lowering == "avx512vnni" else 4
 
 
-def nbytes(quantized: bool, k: int, n_tokens: int) -> int:
+def nbytes(form: Form, k: int, n_tokens: int) -> int:
     """Bytes of the tiles of `n_tokens` columns (an integer or a size that is only known later)."""
-    return n_tokens * (k // 32 * BLOCK if quantized else 4 * k)
+    return n_tokens * (-(-k // form.length) * form.nbytes)
 
 
-def activation_kernel(quantized: bool, rows: bool = False) -> Kernel:
+def activation_kernel(form: Form, rows: bool = False) -> Kernel:
     """Parameters: src, 9 words, f32 [k, n, ..] with contiguous k | address of the tiles | how it is cut (`join`).
     `rows`: width 1."""
-    return (_quantize if quantized else _copy)(1 if rows else width())
+    return {Q8: _quantize, F32: _copy, BF16: _pair}[form](1 if rows else width())
 
 
 @inline
@@ -138,3 +159,22 @@ def _copy(width: int) -> Callable[..., None]:
             for i in range(begin, stop):
                 simd.put_f32(at + 4 * w * i, simd.get_f32(src + 4 * i))
     return copy_tiles
+
+
+@template
+def _pair(width: int) -> Callable[..., None]:
+    def pair_tiles(p, ith, nth):
+        dst, k = simd.word(p, 9), simd.word(p, 1)
+        n, pairs = simd.word(p, 2) * simd.word(p, 3) * simd.word(p, 4), (k + 1) // 2
+        (start, end), (begin, stop) = share(n, ith, nth), (0, pairs)
+        if simd.word(p, 10) == COLUMNS:
+            (start, end), (begin, stop) = (0, n), share((k + 31) // 32, ith, nth)
+            begin, stop = 16 * begin, min(16 * stop, pairs)
+        for t in range(start, end):
+            src = row_of(p, t)
+            first, w = tile_of(t, n, width)
+            at = dst + 4 * (first * pairs + t - first)
+            for i in range(begin, stop):
+                simd.put_bf16(at + 4 * w * i, simd.get_f32(src + 8 * i))
+                simd.put_bf16(at + 4 * w * i + 2, simd.get_f32(src + 8 * i + 4) if 2 * i + 1 < k else np.float32(0.0))
+    return pair_tiles

@@ -5,8 +5,9 @@ Must not know: tensors' meaning, plans.
 
 A thread takes a share of the panels. For each panel it goes through the tiles: the weights of a block are unpacked
 into registers once and used for all columns of a tile. Columns are taken in batches that stay in the L2 cache.
-Each output is one chain of sums over k (plain types: one for even and one for odd k), in the order of k, whatever the
-tile, the batch or the number of threads: the same bits for a token alone and among others.
+Plain types leave registers free, so that two panels share what is read of the activations.
+Each output is one chain of sums over k, in the order of k, whatever the tile, the batch or the number of threads: the same
+bits for a token alone and among others.
 """
 from __future__ import annotations
 
@@ -16,25 +17,20 @@ from typing import Any
 from ggraph import dtypes
 from ggraph.dtypes import DType
 
-from . import activation
+from . import activation, targets
 from .activation import BLOCK
 from .formats import FORMATS, GET, Format
 from .kernel import Kernel, inline, simd, template, tile
 from .layout import COLUMNS, share
-from .repack import PLAIN, ROWS, block_bytes, panel_bytes, supports
+from .repack import PLAIN, ROWS, block, panel_bytes, supports
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
-__all__ = ["matmul_kernel", "panel_bytes", "quantized", "supports"]
+__all__ = ["matmul_kernel", "panel_bytes", "supports"]
 
 SUMS_F16 = (dtypes.Q4_1, dtypes.Q5_1)               # their offsets meet sums in f16, as in llama.cpp's q8_1
 L2 = 512 << 10                                      # bytes of activations that are kept hot
 AHEAD = 4096                                        # weights are asked for so many bytes before they are needed
-
-
-def quantized(dtype: DType) -> bool:
-    """Whether activations are quantized for these weights (else they stay f32)."""
-    return dtype not in PLAIN
 
 
 def matmul_kernel(dtype: DType) -> Kernel:
@@ -56,15 +52,16 @@ def _matmul(name: str, width: int) -> Callable[..., None]:
 
 def sizes(dtype: DType) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Functions of k: bytes of one column of activations, and of one panel."""
-    is_plain, block, size = dtype in PLAIN, dtype.block, block_bytes(dtype)
+    form, (length, size) = activation.form(dtype), block(dtype)
+    unit, unit_bytes = form.length, form.nbytes
 
     @inline
     def column_bytes(k):
-        return 4 * k if is_plain else k // 32 * BLOCK
+        return (k + unit - 1) // unit * unit_bytes
 
     @inline
     def panel_size(k):
-        return k // block * size
+        return (k + length - 1) // length * size
     return column_bytes, panel_size
 
 
@@ -73,7 +70,8 @@ def product(dtype: DType, width: int, scattered: bool = False) -> Callable[..., 
     matrix and n columns; panels are shared out `unit` at a time. Column i of the result goes to dst + stride * i, if
     `scattered` to dst + stride * order[i] (i32)."""
     column_bytes, panel_size = sizes(dtype)
-    panel = tiles(dtype, width, scattered)
+    group = 2 if dtype in PLAIN and targets.current().lowering == "avx512vnni" else 1
+    together, panel = tiles(dtype, width, scattered, group), tiles(dtype, width, scattered, 1) if group > 1 else _nothing
 
     @inline
     def run(weights, act, n, k, dst, stride, n_rows, order, unit, ith, nth):
@@ -81,18 +79,28 @@ def product(dtype: DType, width: int, scattered: bool = False) -> Callable[..., 
         begin, end = share((panels + unit - 1) // unit, ith, nth)
         batch = max(L2 // column // width, 1) * width
         for first in range(0, n, batch):
-            for i in range(begin * unit, min(end * unit, panels)):
-                panel(weights + i * size, act, column, first, min(n, first + batch), k,
-                      dst + 4 * ROWS * i, stride, n_rows - ROWS * i, order)
+            last, i = min(n, first + batch), begin * unit
+            stop = min(end * unit, panels)
+            while i + group <= stop:
+                together(weights + i * size, act, column, first, last, k, dst + 4 * ROWS * i, stride, n_rows - ROWS * i, order)
+                i += group
+            if i < stop:
+                panel(weights + i * size, act, column, first, last, k, dst + 4 * ROWS * i, stride, n_rows - ROWS * i, order)
             if simd.aborted():
                 return
     return run
 
 
-def tiles(dtype: DType, width: int, scattered: bool) -> Callable[..., None]:
-    """(panel, tiles, bytes per column, first, last, k, dst, stride, rows, order): one panel times the columns first to
+@inline
+def _nothing(w, act, column, t, last, k, dst, stride, rows, order):
+    pass
+
+
+def tiles(dtype: DType, width: int, scattered: bool, n_panels: int) -> Callable[..., None]:
+    """(panel, tiles, bytes per column, first, last, k, dst, stride, rows, order): one panel, or two, times the columns first to
     last, in tiles of `width`, and what is left in narrower ones."""
-    one, store = (_plain_tile if dtype in PLAIN else _tile)(dtype, width), tile.store(width, scattered)
+    one = _plain_tile(dtype, width, n_panels) if dtype in PLAIN else _tile(dtype, width)
+    store = tile.store(width, scattered, n_panels)
 
     @inline
     def wide(w, act, column, t, last, k, dst, stride, rows, order):
@@ -102,7 +110,7 @@ def tiles(dtype: DType, width: int, scattered: bool) -> Callable[..., None]:
         return t
     if width == 1:
         return wide
-    narrow = tiles(dtype, width // 2, scattered)
+    narrow = tiles(dtype, width // 2, scattered, n_panels)
 
     @inline
     def all_widths(w, act, column, t, last, k, dst, stride, rows, order):
@@ -151,22 +159,33 @@ def _codes(fmt: Format) -> Callable[..., Any]:
     return looked_up
 
 
-def _plain_tile(dtype: DType, width: int) -> Callable[..., Any]:
-    """The same for F32, F16 and BF16."""
-    zeros, outer, add = tile.zeros(width), tile.outer(width), tile.add(width)
-    load = {dtypes.F32: simd.load_f32, dtypes.F16: simd.load_f16, dtypes.BF16: simd.load_bf16}[dtype]
-    size, step = ROWS * dtype.nbytes, 4 * width
+def _plain_tile(dtype: DType, width: int, n_panels: int) -> Callable[..., Any]:
+    """The same for F32, F16 and BF16, of one panel or of two side by side."""
+    pairs = dtype is dtypes.BF16
+    zeros, outer = tile.zeros(n_panels * width), tile.outer(width, n_panels, pairs)
+    load = {dtypes.F32: simd.load_f32, dtypes.F16: simd.load_f16, dtypes.BF16: simd.load_i32}[dtype]
+    (length, size), step = block(dtype), 4 * width
 
     @inline
     def one(w, act, k):
-        even, odd = zeros(), zeros()
-        for _ in range(k // 2):
-            for j in range(0, 2 * size, 64):
-                simd.prefetch(w + AHEAD + j)
-            even, odd = outer(even, load(w), act), outer(odd, load(w + size), act + step)
-            w += 2 * size
-            act += 2 * step
-        if k & 1:
-            even = outer(even, load(w), act)
-        return add(even, odd)
-    return one
+        acc, n = zeros(), (k + length - 1) // length
+        for i in range(n):
+            simd.prefetch(w + AHEAD)
+            acc = outer(acc, (load(w),), act)
+            w += size
+            act += step
+        return acc
+
+    @inline
+    def two(w, act, k):
+        acc, n = zeros(), (k + length - 1) // length
+        other = w + n * size
+        for i in range(n):
+            simd.prefetch(w + AHEAD)
+            simd.prefetch(other + AHEAD)
+            acc = outer(acc, (load(w), load(other)), act)
+            w += size
+            other += size
+            act += step
+        return acc
+    return one if n_panels == 1 else two

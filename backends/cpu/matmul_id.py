@@ -18,9 +18,9 @@ from ggraph import dtypes
 from ggraph.dtypes import DType
 
 from . import activation
-from .activation import BLOCK, tile_of
+from .activation import BLOCK, Q8, tile_of
 from .kernel import Kernel, inline, kernel, simd, template
-from .matmul import product, quantized, sizes
+from .matmul import product, sizes
 from .repack import ROWS
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -36,7 +36,7 @@ def group_bytes(n_expert: Any, n_slots: Any) -> Any:
 def gather_kernel(dtype: DType) -> Kernel:
     """Parameters: address of the activation rows | rows per token (1 or n_used) | grouping | n_expert | n_used
     | address of the tiles | k. The tiles take `activation.nbytes(.., n_slots)`."""
-    return _gather(quantized(dtype), activation.width())
+    return _gather(activation.form(dtype).name, activation.width())
 
 
 def matmul_id_kernel(dtype: DType) -> Kernel:
@@ -81,17 +81,18 @@ def _copy_block(src, dst):
 
 
 @inline
-def _copy_f32(src, dst):
+def _copy_word(src, dst):
     simd.put_i32(dst, simd.get_i32(src))
 
 
 @template
-def _gather(is_quantized: bool, width: int) -> Callable[..., None]:
-    unit, unit_bytes, copy = (32, BLOCK, _copy_block) if is_quantized else (1, 4, _copy_f32)
+def _gather(form: str, width: int) -> Callable[..., None]:
+    _, unit, unit_bytes = activation.FORMS[form]
+    copy = _copy_block if form == Q8.name else _copy_word
 
     def gather(p, ith, nth):
         rows, per_token, starts, n_expert = simd.word(p, 0), simd.word(p, 1), simd.word(p, 2), simd.word(p, 3)
-        n_used, dst, n = simd.word(p, 4), simd.word(p, 5), simd.word(p, 6) // unit
+        n_used, dst, n = simd.word(p, 4), simd.word(p, 5), (simd.word(p, 6) + unit - 1) // unit
         slots = starts + 4 * (n_expert + 1)
         for e in range(n_expert):
             start, end = simd.get_i32(starts + 4 * e), simd.get_i32(starts + 4 * e + 4)

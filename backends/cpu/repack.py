@@ -2,7 +2,8 @@
 
 Comes in: parameter blocks with addresses of rows. Goes out: panels. Must not know: who owns the bytes, products.
 
-`formats` gives the layout of quantized types. F32, F16 and BF16 lie as [k][16 rows]. Rows past the last are zero.
+`formats` gives the layout of quantized types. F32 and F16 lie as [k][16 rows], BF16 as [k / 2][16 rows][2]. Rows past the
+last are zero, and so is the other half of an odd k.
 """
 from __future__ import annotations
 
@@ -30,12 +31,14 @@ def supports(dtype: DType, k: int) -> bool:
 
 def panel_bytes(dtype: DType, n_rows: int, k: int) -> int:
     """Bytes of the panels of a matrix: what its rows have, rounded up to 16 rows (more for types with grids)."""
-    return -(-n_rows // ROWS) * (k // dtype.block) * block_bytes(dtype)
+    length, nbytes = block(dtype)
+    return -(-n_rows // ROWS) * -(-k // length) * nbytes
 
 
-def block_bytes(dtype: DType) -> int:
-    """Bytes of 16 rows of a block."""
-    return ROWS * dtype.nbytes if dtype in PLAIN else FORMATS[dtype].nbytes
+def block(dtype: DType) -> tuple[int, int]:
+    """How many k lie together, and bytes of 16 rows of them."""
+    length = 2 if dtype is dtypes.BF16 else dtype.block
+    return length, length * ROWS * dtype.nbytes if dtype in PLAIN else FORMATS[dtype].nbytes
 
 
 def repack_kernel(dtype: DType) -> Kernel:
@@ -46,18 +49,18 @@ def repack_kernel(dtype: DType) -> Kernel:
 @template
 def _repack(name: str) -> Callable[..., None]:
     dtype = dtypes.TYPES[name]
-    panel = _plain(dtype.nbytes) if dtype in PLAIN else _quantized(dtype)
-    size, block = block_bytes(dtype), dtype.block
+    panel = _pairs if dtype is dtypes.BF16 else _plain(dtype.nbytes) if dtype in PLAIN else _quantized(dtype)
+    length, size = block(dtype)
 
     def repack(p, ith, nth):
         src, stride, dst = simd.word(p, 0), simd.word(p, 1), simd.word(p, 2)
-        n_rows, n = simd.word(p, 3), simd.word(p, 4) // block
-        panels = (n_rows + ROWS - 1) // ROWS
+        n_rows, k = simd.word(p, 3), simd.word(p, 4)
+        panels, panel_size = (n_rows + ROWS - 1) // ROWS, (k + length - 1) // length * size
         for i in range(panels * ith // nth, panels * (ith + 1) // nth):
-            rows, d = min(ROWS, n_rows - ROWS * i), dst + i * n * size
-            if rows < ROWS:
-                clear(d, n * size)
-            panel(src + ROWS * i * stride, stride, d, rows, n)
+            rows, d = min(ROWS, n_rows - ROWS * i), dst + i * panel_size
+            if rows < ROWS or k % length:
+                clear(d, panel_size)
+            panel(src + ROWS * i * stride, stride, d, rows, k)
     return repack
 
 
@@ -69,12 +72,12 @@ def clear(address, size):
 
 def _quantized(dtype: DType) -> Callable[..., None]:
     fmt = FORMATS[dtype]
-    put, code, head = PUT[fmt.bits], _code(fmt), fmt.head
+    put, code, head, length = PUT[fmt.bits], _code(fmt), fmt.head, dtype.block
     n_blocks, from_bytes, to_bytes, head_bytes, values = fmt.blocks, dtype.nbytes, fmt.nbytes, fmt.head_bytes, fmt.values
 
     @inline
-    def panel(src, stride, dst, rows, n):
-        for b in range(n):
+    def panel(src, stride, dst, rows, k):
+        for b in range(k // length):
             d = dst + b * to_bytes
             for r in range(rows):
                 s = src + r * stride + b * from_bytes
@@ -99,12 +102,20 @@ def _code(fmt: Format) -> Callable[..., Any]:
 
 def _plain(nbytes: int) -> Callable[..., None]:
     @inline
-    def panel(src, stride, dst, rows, n):
-        for start in range(0, n, _CHUNK):
+    def panel(src, stride, dst, rows, k):
+        for start in range(0, k, _CHUNK):
             for r in range(rows):
-                for k in range(start, min(n, start + _CHUNK)):
+                for i in range(start, min(k, start + _CHUNK)):
                     if nbytes == 4:
-                        simd.put_i32(dst + 64 * k + 4 * r, simd.get_i32(src + r * stride + 4 * k))
+                        simd.put_i32(dst + 64 * i + 4 * r, simd.get_i32(src + r * stride + 4 * i))
                     else:
-                        simd.put_u16(dst + 32 * k + 2 * r, simd.get_u16(src + r * stride + 2 * k))
+                        simd.put_u16(dst + 32 * i + 2 * r, simd.get_u16(src + r * stride + 2 * i))
     return panel
+
+
+@inline
+def _pairs(src, stride, dst, rows, k):
+    for start in range(0, k, _CHUNK):
+        for r in range(rows):
+            for i in range(start, min(k, start + _CHUNK)):
+                simd.put_u16(dst + 64 * (i >> 1) + 4 * r + 2 * (i & 1), simd.get_u16(src + r * stride + 2 * i))

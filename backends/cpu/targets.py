@@ -30,6 +30,10 @@ class Target(NamedTuple):
     cpu: str
     features: str
 
+    def has(self, feature: str) -> bool:
+        """Whether LLVM may use these instructions, beyond those that the lowering is named for."""
+        return f"+{feature}" in self.features.split(",")
+
     @property
     def x86(self) -> bool:
         return self.triple.startswith("x86_64")

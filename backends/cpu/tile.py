@@ -48,18 +48,20 @@ def zeros(n: int) -> Any:
     return zero
 
 
-def store(n: int, scattered: bool = False) -> Any:
-    """(address, stride, accumulators, rows, first, order): 16 rows of each column, or as many as there are, at
+def store(n: int, scattered: bool = False, n_panels: int = 1) -> Any:
+    """(address, stride, accumulators, rows, first, order): 16 rows of each column of each panel, or as many as there are, at
     address + stride * (first + t), or if `scattered` * order[first + t]."""
-    @op(_void(_intp, _intp, _tuple(f32x16, n), _intp, _intp, _intp))
+    @op(_void(_intp, _intp, _tuple(f32x16, n_panels * n), _intp, _intp, _intp))
     def put(b: Builder, address: Value, stride: Value, acc: Value, rows: Value, first: Value, order: Value) -> None:
-        lanes = ir.Constant(_I, list(range(16)))
-        mask = b.icmp_signed("<", lanes, spread(b, b.trunc(rows, I32), 16))
-        for t, x in enumerate(_unpack(b, acc)):
+        for i, x in enumerate(_unpack(b, acc)):
+            panel, t = divmod(i, n)
+            if t == 0:
+                lanes = ir.Constant(_I, list(range(16 * panel, 16 * panel + 16)))
+                mask = b.icmp_signed("<", lanes, spread(b, b.trunc(rows, I32), 16))
             column = b.add(first, I64(t))
             if scattered:
                 column = b.sext(b.load(b.gep(pointer(b, order, I32), [column]), align=4), I64)
-            where = pointer(b, b.add(address, b.mul(stride, column)), _F)
+            where = pointer(b, b.add(at(b, address, 64 * panel), b.mul(stride, column)), _F)
             call(b, "llvm.masked.store.v16f32.p0", ir.VoidType(), x, where, I32(4), mask)
     return put
 
@@ -124,17 +126,17 @@ def _wide16(b: Builder, acc: Value, codes: list[Value], scales: list[Value], act
     return simd.emit_fma(b, both, _spread(b, act, D, F32), acc)
 
 
-def outer(n: int) -> Any:
-    """(accumulators, weights, act) -> accumulators: one k of 16 rows times n f32 columns."""
-    @op(_tuple(f32x16, n)(_tuple(f32x16, n), f32x16, _intp))
+def outer(n: int, n_panels: int, pairs: bool) -> Any:
+    """(accumulators of n columns of each panel, weights of each panel, act) -> accumulators: one k of 16 rows, f32x16, times
+    f32 columns; or of `pairs` two k of bf16, i32x16."""
+    kind, lane, multiply = (i32x16, I32, simd.emit_dot2) if pairs else (f32x16, F32, _fma)
+
+    @op(_tuple(f32x16, n_panels * n)(_tuple(f32x16, n_panels * n), _tuple(kind, n_panels), _intp))
     def step(b: Builder, acc: Value, w: Value, act: Value) -> Value:
-        return _pack(b, [simd.emit_fma(b, w, _spread(b, act, 4 * t, F32), x) for t, x in enumerate(_unpack(b, acc))])
+        columns, weights = [_spread(b, act, 4 * t, lane) for t in range(n)], _unpack(b, w)
+        return _pack(b, [multiply(b, x, weights[i // n], columns[i % n]) for i, x in enumerate(_unpack(b, acc))])
     return step
 
 
-def add(n: int) -> Any:
-    """Sum of two sets of accumulators."""
-    @op(_tuple(f32x16, n)(_tuple(f32x16, n), _tuple(f32x16, n)))
-    def total(b: Builder, x: Value, y: Value) -> Value:
-        return _pack(b, [b.fadd(*pair) for pair in zip(_unpack(b, x), _unpack(b, y))])
-    return total
+def _fma(b: Builder, acc: Value, x: Value, y: Value) -> Value:
+    return simd.emit_fma(b, x, y, acc)

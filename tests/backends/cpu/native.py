@@ -73,16 +73,19 @@ def panels(raw: Array, dtype: DType, k: int, n_threads: int = 1) -> Array:
 
 def tiles(x: Array, dtype: DType, n_threads: int = 1, rows: bool = False) -> Array:
     """f32 [n, k] as activations for weights of a type."""
-    quantized = matmul.quantized(dtype)
-    out = aligned(activation.nbytes(quantized, x.shape[-1], x.size // x.shape[-1]))
-    call(activation.activation_kernel(quantized, rows), *tensor(x), out, n_threads=n_threads)
+    form = activation.form(dtype)
+    out = aligned(activation.nbytes(form, x.shape[-1], x.size // x.shape[-1]))
+    call(activation.activation_kernel(form, rows), *tensor(x), out, n_threads=n_threads)
     return out
 
 
 def rounded(x: Array, dtype: DType) -> Array:
     """f32 [n, k] as products with weights of this type see it, in f64: what its blocks hold."""
-    if not matmul.quantized(dtype):
+    form = activation.form(dtype)
+    if form is activation.F32:
         return x.astype(np.float64)
+    if form is activation.BF16:
+        return quants.unpack(quants.pack(x, dtypes.BF16), dtypes.BF16).astype(np.float64)
     blocks = tiles(x, dtype, rows=True).reshape(*x.shape[:-1], x.shape[-1] // 32, activation.BLOCK)
     d = blocks[..., :4].copy().view(np.float32).astype(np.float64)
     return (d * blocks[..., 16:].view(np.int8)).reshape(x.shape)

@@ -74,8 +74,8 @@ def test_activations_may_have_outer_axes_and_any_strides() -> None:
     x = RNG.standard_normal((2, 5, 3, 64)).astype(np.float32)
     turned = x.transpose(1, 0, 2, 3)
     out = np.zeros((5, 2, 3, n_rows), np.float32)
-    act = aligned(activation.nbytes(True, 64, 30))
-    run([(activation.activation_kernel(True), block(*tensor(turned), act)),
+    act = aligned(activation.nbytes(activation.Q8, 64, 30))
+    run([(activation.activation_kernel(activation.Q8), block(*tensor(turned), act)),
          (matmul.matmul_kernel(dtype), block(*tensor(out), act, packed, 64))], 2)
     flat = product(packed, x.reshape(30, 64), dtype, n_rows).reshape(2, 5, 3, n_rows)
     assert np.array_equal(out, flat.transpose(1, 0, 2, 3))
@@ -101,7 +101,7 @@ def test_activations_are_rounded_to_the_nearest_of_127_steps() -> None:
     assert not q[2:].any()
 
 
-@pytest.mark.parametrize("dtype", [dtypes.Q4_K, dtypes.F16], ids=str)
+@pytest.mark.parametrize("dtype", [dtypes.Q4_K, dtypes.F16, dtypes.BF16], ids=str)
 @pytest.mark.parametrize("shared", [True, False], ids=["one row per token", "one row per slot"])
 def test_experts_give_the_bits_of_plain_products(dtype: DType, shared: bool) -> None:
     n_expert, n_used, n_tokens, k = 6, 3, 19, 256
@@ -122,7 +122,7 @@ def _experts(packed: np.ndarray, x: np.ndarray, ids: np.ndarray, dtype: DType, n
     (n_tokens, n_used), k, n_expert = ids.shape, x.shape[-1], len(packed)
     out = np.full((n_tokens, n_used, N_ROWS), np.nan, np.float32)
     rows = tiles(x, dtype, rows=True)
-    act = aligned(activation.nbytes(matmul.quantized(dtype), k, ids.size))
+    act = aligned(activation.nbytes(activation.form(dtype), k, ids.size))
     groups = aligned(matmul_id.group_bytes(n_expert, ids.size))
     run([(matmul_id.group_kernel, block(*tensor(ids), groups, n_expert), SINGLE),
          (matmul_id.gather_kernel(dtype), block(rows, x.shape[1], groups, n_expert, n_used, act, k)),
