@@ -37,7 +37,8 @@ def main(model: str, golden: Path, flash_attn: str) -> None:
         click.echo(_line(f"{len(e)} tokens", ours[-1], theirs[-1]))
     click.echo(_line("all", np.concatenate(ours), np.concatenate(theirs)))
     more = np.concatenate(ours) - np.concatenate(theirs)
-    click.echo(f"ours less llama.cpp's, token by token: {more.mean():+.5f} +- {more.std(ddof=1) / len(more) ** 0.5:.5f} (standard error)")
+    error = more.std(ddof=1) / len(more) ** 0.5
+    click.echo(f"ours less llama.cpp's, token by token: {more.mean():+.5f} +- {error:.5f} (standard error)")
     sys.exit(int(np.concatenate(ours).mean() > np.concatenate(theirs).mean()))
 
 

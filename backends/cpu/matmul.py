@@ -169,7 +169,7 @@ def _plain_tile(dtype: DType, width: int, n_panels: int) -> Callable[..., Any]:
     @inline
     def one(w, act, k):
         acc, n = zeros(), (k + length - 1) // length
-        for i in range(n):
+        for _ in range(n):
             simd.prefetch(w + AHEAD)
             acc = outer(acc, (load(w),), act)
             w += size
@@ -180,7 +180,7 @@ def _plain_tile(dtype: DType, width: int, n_panels: int) -> Callable[..., Any]:
     def two(w, act, k):
         acc, n = zeros(), (k + length - 1) // length
         other = w + n * size
-        for i in range(n):
+        for _ in range(n):
             simd.prefetch(w + AHEAD)
             simd.prefetch(other + AHEAD)
             acc = outer(acc, (load(w), load(other)), act)

@@ -100,28 +100,6 @@ def _bf16_to_f32(b: Builder, bits: Value) -> Value:
     return b.bitcast(b.shl(b.zext(bits, i32), const(i32, 16)), _like(bits, F32))
 
 
-class _BFloat(ir.Type):
-    """LLVM's type, which llvmlite lacks."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-
-_BF16_PAIRS = ir.VectorType(_BFloat(), 32)
-
-
-def emit_dot2(b: Builder, acc: Value, w: Value, x: Value) -> Value:
-    """acc + the products of the two bf16 in each lane of w and x, i32x16. Where the machine has the instruction, it may take
-    what is below 2^-126 as zero."""
-    if targets.current().has("avx512bf16"):
-        pairs = (b.bitcast(v, _BF16_PAIRS) for v in (w, x))
-        return call(b, "llvm.x86.avx512bf16.dpbf16ps.512", acc.type, acc, *pairs)
-    upper, bits = const(w.type, -65536), const(w.type, 16)
-    for part in (lambda v: b.shl(v, bits), lambda v: b.and_(v, upper)):
-        acc = emit_fma(b, *(b.bitcast(part(v), acc.type) for v in (w, x)), acc)
-    return acc
-
-
 def _f32_to_bf16(b: Builder, x: Value) -> Value:
     i32 = _like(x, I32)
     bits = b.bitcast(x, i32)

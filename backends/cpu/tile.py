@@ -12,7 +12,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from . import simd
+from . import simd, targets
 from .vector import F32, I32, I64, Builder, Value, at, call, const, f32x16, i8x64, i32x16, op, pointer, spread
 
 D, DSUM, SUM, SUM0, VALUES, BLOCK = 0, 4, 8, 12, 16, 48
@@ -126,10 +126,32 @@ def _wide16(b: Builder, acc: Value, codes: list[Value], scales: list[Value], act
     return simd.emit_fma(b, both, _spread(b, act, D, F32), acc)
 
 
+class _BFloat(ir.Type):
+    """LLVM's type, which llvmlite lacks."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+
+_BF16_PAIRS = ir.VectorType(_BFloat(), 32)
+
+
+def _dot2(b: Builder, acc: Value, w: Value, x: Value) -> Value:
+    """acc + the products of the two bf16 in each lane of w and x, i32x16. Where the machine has the instruction, it may take
+    what is below 2^-126 as zero."""
+    if targets.current().has("avx512bf16"):
+        pairs = (b.bitcast(v, _BF16_PAIRS) for v in (w, x))
+        return call(b, "llvm.x86.avx512bf16.dpbf16ps.512", acc.type, acc, *pairs)
+    upper, bits = const(w.type, -65536), const(w.type, 16)
+    for part in (lambda v: b.shl(v, bits), lambda v: b.and_(v, upper)):
+        acc = simd.emit_fma(b, *(b.bitcast(part(v), acc.type) for v in (w, x)), acc)
+    return acc
+
+
 def outer(n: int, n_panels: int, pairs: bool) -> Any:
     """(accumulators of n columns of each panel, weights of each panel, act) -> accumulators: one k of 16 rows, f32x16, times
     f32 columns; or of `pairs` two k of bf16, i32x16."""
-    kind, lane, multiply = (i32x16, I32, simd.emit_dot2) if pairs else (f32x16, F32, _fma)
+    kind, lane, multiply = (i32x16, I32, _dot2) if pairs else (f32x16, F32, _fma)
 
     @op(_tuple(f32x16, n_panels * n)(_tuple(f32x16, n_panels * n), _tuple(kind, n_panels), _intp))
     def step(b: Builder, acc: Value, w: Value, act: Value) -> Value:

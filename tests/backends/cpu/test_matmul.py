@@ -40,7 +40,7 @@ def test_products_are_exact_to_rounding_and_alike_for_all_widths_and_threads(dty
 
 
 @pytest.mark.parametrize("lowering", [name for name in ("avxvnni", "avx2", "generic") if name in targets.runnable()])
-@pytest.mark.parametrize("dtype", [dtypes.Q5_1, dtypes.Q3_K], ids=str)
+@pytest.mark.parametrize("dtype", [dtypes.Q5_1, dtypes.Q3_K, dtypes.BF16, dtypes.F16], ids=str)
 def test_every_lowering_that_runs_here_agrees(dtype: DType, lowering: str, monkeypatch: pytest.MonkeyPatch) -> None:
     raw, w, x = _inputs(dtype, 7)
     packed, exact = panels(raw, dtype, x.shape[1]), rounded(x, dtype) @ w.T
@@ -149,3 +149,14 @@ def test_the_assembly_for_each_target_holds_its_dot_product(lowering: str) -> No
     assembly = kernel.assembly(target)
     n_columns = (8 + 4 + 2 + 1) if lowering == "avx512vnni" else 4 + 2 + 1
     assert assembly.count(INSTRUCTIONS[lowering]) >= 8 * n_columns
+
+
+def test_bf16_takes_the_instruction_for_pairs_where_there_is_one() -> None:
+    target = targets.LEAST["avx512vnni"]
+    target = target._replace(features=target.features + ",+avx512bf16")
+    with targets.using(target):
+        kernel = matmul.matmul_kernel(dtypes.BF16)
+    assert kernel.assembly(target).count("vdpbf16ps") >= 8 + 4 + 2 + 1
+    with targets.using(targets.LEAST["avx2"]):
+        kernel = matmul.matmul_kernel(dtypes.BF16)
+    assert "vdpbf16ps" not in kernel.assembly(targets.LEAST["avx2"])
