@@ -144,7 +144,8 @@ def _dot2(b: Builder, acc: Value, w: Value, x: Value) -> Value:
         return call(b, "llvm.x86.avx512bf16.dpbf16ps.512", acc.type, acc, *pairs)
     upper, bits = const(w.type, -65536), const(w.type, 16)
     for part in (lambda v: b.shl(v, bits), lambda v: b.and_(v, upper)):
-        acc = simd.emit_fma(b, *(b.bitcast(part(v), acc.type) for v in (w, x)), acc)
+        y, z = (b.bitcast(part(v), acc.type) for v in (w, x))
+        acc = simd.emit_fma(b, y, z, acc)
     return acc
 
 
