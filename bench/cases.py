@@ -24,7 +24,7 @@ def _llama(types: str, prompt: float, decode: float | None, ceiling: float | Non
     cases = []
     for name in types.split():
         file = f"llama-1b-{name}.gguf"
-        cases += [Case(file, n_prompt=256, ratio=prompt), Case(file, n_gen=32, ratio=decode, ceiling=ceiling)]
+        cases += [Case(file, n_prompt=256, ratio=prompt), Case(file, n_gen=64, ratio=decode, ceiling=ceiling)]
         if deep is not None:
             cases.append(Case(file, n_gen=32, n_depth=2048, ratio=deep))
     return cases
@@ -33,10 +33,12 @@ def _llama(types: str, prompt: float, decode: float | None, ceiling: float | Non
 CASES = [
     Case("smollm2.gguf", n_prompt=512, ratio=6.0), Case("smollm2.gguf", n_prompt=512, n_depth=2048, ratio=3.5),
     Case("smollm2.gguf", n_gen=128, ratio=2.2), Case("smollm2.gguf", n_gen=128, n_depth=2048, ratio=2.3),
+    Case("smollm2.gguf", n_gen=64, n_depth=512), Case("smollm2.gguf", n_gen=64, n_depth=1024),
+    Case("smollm2.gguf", n_gen=64, n_depth=4096),
     Case("smollm2.gguf", n_gen=64, n_parallel=8, ratio=6.0),
     Case("gemma3.gguf", n_prompt=512, ratio=3.0), Case("gemma3.gguf", n_gen=128, ratio=1.6),
     Case("gemma3.gguf", n_gen=128, n_depth=2048, ratio=1.7),
-    Case("qwen35-0.8b-Q4_K.gguf", n_prompt=256, ratio=2.5), Case("qwen35-0.8b-Q4_K.gguf", n_gen=32, ratio=1.7),
+    Case("qwen35-0.8b-Q4_K.gguf", n_prompt=256, ratio=2.5), Case("qwen35-0.8b-Q4_K.gguf", n_gen=64, ratio=1.7),
     *_llama("Q4_0 Q4_K", 1.9, None, 0.92, 1.15),
     *_llama("Q5_K Q6_K Q8_0 IQ4_XS", 2.4, 1.2, 0.90, 1.2),
     *_llama("F16 BF16", 1.2, None, 0.92, 1.0),

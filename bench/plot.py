@@ -1,4 +1,4 @@
-"""One picture of a file of results: the ratio to llama.cpp of every case, beside what is to be held.
+"""One picture of a file of results: the ratio to llama.cpp of every case, beside what is to be held; speed by depth, by threads.
 
 In: a .jsonl file that `run.py` wrote (the last run of a case counts). Out: a .png of the same name. Needs matplotlib (extra
 `report`).
@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
+Pairs = dict[str, tuple[Row, Row]]                  # per case the rows of ggraph and of llama.cpp
 
 
-def pairs(path: Path) -> dict[str, tuple[Row, Row]]:
-    """Per case the rows of ggraph and of llama.cpp."""
+def pairs(path: Path) -> Pairs:
+    """The last run of each case."""
     found: dict[str, dict[str, Row]] = {}
     for line in path.read_text().splitlines():
         row = json.loads(line)
@@ -32,21 +33,53 @@ def name(row: Row) -> str:
 
 def main(path: Path) -> None:
     from matplotlib.figure import Figure
-    cases = pairs(path)
-    ratios = [statistics.median(b / a for a, b in zip(ours["samples_ns"], peer["samples_ns"])) for ours, peer in cases.values()]
-    figure = Figure(figsize=(9, 1 + 0.28 * len(cases)), layout="constrained")
-    axes = figure.subplots()
-    axes.barh(list(cases), ratios, color=["tab:blue" if ours["n_prompt"] else "tab:green" for ours, _ in cases.values()])
-    for i, ((ours, _), ratio) in enumerate(zip(cases.values(), ratios)):
-        axes.text(ratio, i, f" {ratio:.1f}x, {ours['median_ts']:.0f} t/s", va="center", fontsize=8)
+    found = pairs(path)
+    figure = Figure(figsize=(15, 2 + max(0.24 * len(found), 7)), layout="constrained")
+    figure.suptitle(f"{path.stem}: {next(iter(found.values()))[0]['cpu_info']}" if found else path.stem)
+    left, right = figure.subfigures(1, 2, width_ratios=(3, 2))
+    ratios(left.subplots(), found)
+    above, below = right.subplots(2)
+    lines(above, found, "n_depth", "n_threads", "depth: tokens in the cache")
+    lines(below, found, "n_threads", "n_depth", "threads")
+    figure.savefig(path.with_suffix(".png"), dpi=110)
+
+
+def ratios(axes: Any, found: Pairs) -> None:
+    """A bar for each case."""
+    values = [statistics.median(b / a for a, b in zip(ours["samples_ns"], peer["samples_ns"])) for ours, peer in found.values()]
+    axes.barh(list(found), values, color=["tab:blue" if ours["n_prompt"] else "tab:green" for ours, _ in found.values()])
+    for i, ((ours, _), ratio) in enumerate(zip(found.values(), values)):
+        axes.text(max(ratio, ours["case"]["ratio"] or 0), i, f" {ratio:.2f}x, {ours['median_ts']:.0f} tokens/s", va="center", fontsize=8)
         if ours["case"]["ratio"]:
             axes.plot([ours["case"]["ratio"]] * 2, [i - 0.4, i + 0.4], color="tab:red")
     axes.axvline(1, color="black", linewidth=0.8)
     axes.invert_yaxis()
+    axes.tick_params(axis="y", labelsize=8)
     axes.set_xlabel("tokens/s over llama.cpp's (blue: prompt, green: generation, red: to hold)")
-    axes.set_title(f"{path.stem}: {next(iter(cases.values()))[0]['cpu_info']}" if cases else path.stem)
-    axes.margins(x=0.2)
-    figure.savefig(path.with_suffix(".png"), dpi=120)
+    axes.set_title("Ratio to llama.cpp, median of pairs in turn")
+    axes.margins(x=0.25, y=0.01)
+
+
+def lines(axes: Any, found: Pairs, by: str, fixed: str, what: str) -> None:
+    """tokens/s of each file and test over `by`, for those measured at two values or more; `fixed` as where most were measured."""
+    series: dict[tuple[str, int], dict[int, tuple[Row, Row]]] = {}
+    usual = statistics.mode(ours[fixed] for ours, _ in found.values()) if found else 0
+    for ours, peer in found.values():
+        if ours[fixed] == usual and ours["n_parallel"] == 1:
+            series.setdefault((ours["model_filename"], ours["n_prompt"]), {})[ours[by]] = ours, peer
+    several = {key: points for key, points in sorted(series.items()) if len(points) > 1}
+    for i, ((file, n_prompt), points) in enumerate(several.items()):
+        for runner, style in enumerate(("o-", "s--")):
+            label = f"{file.removesuffix('.gguf')}, {'prompt' if n_prompt else 'generation'}{', llama.cpp' * runner}"
+            axes.plot(sorted(points), [points[x][runner]["median_ts"] for x in sorted(points)], style, color=f"C{i % 10}", label=label)
+    axes.set_xlabel(what)
+    axes.set_ylabel("tokens/s")
+    axes.set_yscale("log")
+    axes.set_title(f"Speed by {what.partition(':')[0]}")
+    axes.grid(alpha=0.3)
+    axes.set_visible(bool(several))
+    if several:
+        axes.legend(fontsize=7, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.15))
 
 
 if __name__ == "__main__":

@@ -36,3 +36,8 @@ def test_a_case_gives_rows_that_the_picture_understands(scripts: Any, tmp_path: 
     assert scripts["plot"].pairs(file) == {}
     file.write_text(json.dumps(row) + "\n" + json.dumps({**row, "backends": "llama.cpp"}) + "\n")
     assert list(scripts["plot"].pairs(file)) == ["tiny tg2 @ d4, 1 threads"]
+    with file.open("a") as out:
+        out.writelines(json.dumps({**row, "n_threads": 2, "backends": runner}) + "\n" for runner in ("ggraph", "llama.cpp"))
+    pytest.importorskip("matplotlib")
+    scripts["plot"].main(file)
+    assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
