@@ -49,7 +49,8 @@ def ratios(axes: Any, found: Pairs) -> None:
     values = [statistics.median(b / a for a, b in zip(ours["samples_ns"], peer["samples_ns"])) for ours, peer in found.values()]
     axes.barh(list(found), values, color=["tab:blue" if ours["n_prompt"] else "tab:green" for ours, _ in found.values()])
     for i, ((ours, _), ratio) in enumerate(zip(found.values(), values)):
-        axes.text(max(ratio, ours["case"]["ratio"] or 0), i, f" {ratio:.2f}x, {ours['median_ts']:.0f} tokens/s", va="center", fontsize=8)
+        text = f" {ratio:.2f}x, {ours['median_ts']:.0f} tokens/s"
+        axes.text(max(ratio, ours["case"]["ratio"] or 0), i, text, va="center", fontsize=8)
         if ours["case"]["ratio"]:
             axes.plot([ours["case"]["ratio"]] * 2, [i - 0.4, i + 0.4], color="tab:red")
     axes.axvline(1, color="black", linewidth=0.8)
@@ -71,7 +72,8 @@ def lines(axes: Any, found: Pairs, by: str, fixed: str, what: str) -> None:
     for i, ((file, n_prompt), points) in enumerate(several.items()):
         for runner, style in enumerate(("o-", "s--")):
             label = f"{file.removesuffix('.gguf')}, {'prompt' if n_prompt else 'generation'}{', llama.cpp' * runner}"
-            axes.plot(sorted(points), [points[x][runner]["median_ts"] for x in sorted(points)], style, color=f"C{i % 10}", label=label)
+            speeds = [points[x][runner]["median_ts"] for x in sorted(points)]
+            axes.plot(sorted(points), speeds, style, color=f"C{i % 10}", label=label)
     axes.set_xlabel(what)
     axes.set_ylabel("tokens/s")
     axes.set_yscale("log")
