@@ -144,14 +144,18 @@ class Sizes:
     def __init__(self, numbers: Sequence[int]):
         self.numbers = np.fromiter(numbers, np.int64, len(numbers))
         self.constants = self.numbers.copy()
-        columns: dict[Monomial, list[tuple[int, int]]] = {}
-        for i in [i for i, x in enumerate(numbers) if type(x) is Size]:
-            terms = terms_of(numbers[i])
-            self.constants[i] = terms.get((), 0)
+        places: dict[int, list[int]] = {}               # of each Size, by identity: a graph has few, in many places
+        for i, x in enumerate(numbers):
+            if type(x) is Size:
+                places.setdefault(id(x), []).append(i)
+        columns: dict[Monomial, list[tuple[list[int], int]]] = {}
+        for at in places.values():
+            terms = terms_of(numbers[at[0]])
+            self.constants[at] = terms.get((), 0)
             for m, c in terms.items():
                 if m:
-                    columns.setdefault(m, []).append((i, c))
-        self.columns = [(m, np.array([i for i, _ in rows]), np.array([c for _, c in rows], np.int64))
+                    columns.setdefault(m, []).append((at, c))
+        self.columns = [(m, np.array([i for at, _ in rows for i in at]), np.array([c for at, c in rows for _ in at], np.int64))
                         for m, rows in columns.items()]
         self.products: list[int] = []                  # of the values last set
 
