@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .errors import GrammarError
+from .errors import GrammarError, expect, integer
 from .vocab import Vocab
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Grammar:
     def gbnf(cls, vocab: Vocab, source: str) -> Grammar:
         """llama.cpp's grammar language; the start is `root`."""
         llguidance = _library()
+        expect("source", source, str, "a text")
         n_rules = source.count("::=")
         _bounded(n_rules, MAX_RULES, "rules")
         _bounded(n_rules + source.count("("), MAX_PARTS, "rules and brackets")
@@ -61,11 +62,13 @@ class Grammar:
     @classmethod
     def lark(cls, vocab: Vocab, source: str) -> Grammar:
         """llguidance's variant of Lark; the start is `start`, `<[ID]>` is a token."""
+        expect("source", source, str, "a text")
         return cls._compile(vocab, "lark", source)
 
     @classmethod
     def json_schema(cls, vocab: Vocab, schema: Mapping[str, Any] | bool) -> Grammar:
         """JSON text that a schema admits, as `as_read` reads it. A keyword that cannot be enforced is an error."""
+        expect("schema", schema, (Mapping, bool), "a JSON schema as a mapping, or True")
         try:
             return cls._compile(vocab, "json_schema", json.dumps(cls.as_read(schema)))
         except RecursionError:
@@ -83,10 +86,12 @@ class Grammar:
     @classmethod
     def regex(cls, vocab: Vocab, pattern: str) -> Grammar:
         """Text that matches a regular expression as a whole, in the syntax of Rust's regex library."""
+        expect("pattern", pattern, str, "a regular expression")
         return cls._compile(vocab, "regex", pattern)
 
     @classmethod
     def _compile(cls, vocab: Vocab, kind: str, source: str) -> Grammar:
+        expect("vocab", vocab, Vocab, "a Vocab")
         llm = _library().LLMatcher
         try:
             tokenizer = _tokenizer(vocab)
@@ -112,7 +117,7 @@ class Grammar:
 
     def accept(self, token: int) -> None:
         """The token has been generated."""
-        self._matcher.consume_token(token)
+        self._matcher.consume_token(integer("token", token))
         if self._matcher.is_error():
             raise GrammarError(f"the grammar does not admit token {token}: {_short(self._matcher.get_error())}")
 

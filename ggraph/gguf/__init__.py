@@ -8,10 +8,9 @@ Layout of the format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from types import TracebackType
 
-from ggraph.errors import GGUFError
+from ggraph.errors import GGUFError, file_path
 
 from .header import DEFAULT_ALIGNMENT, KV, MAX_SPLIT, SPLIT_NAME, Fault, Shard, TensorInfo
 from .source import ARRAY, MAX_NAME, NUMPY, SCALARS, STRING
@@ -30,7 +29,7 @@ class File:
     """
 
     def __init__(self, path: str | os.PathLike[str], faults: list[Fault] | None = None):
-        self.path, self._faults = Path(path), faults
+        self.path, self._faults = file_path("the path of the GGUF file", path), faults
         self._shards = [Shard(self.path, faults)]
         try:
             self._open_set()
