@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from . import env
 from .backend import HostBuffer
-from .errors import Error, ModelError, expect, integer, numbers, wrong
+from .errors import Error, ModelError, Single, expect, integer, numbers, wrong
 from .gguf import File, TensorInfo
 from .tensor import Tensor, leaf
 from .weights import Weights, trim
@@ -30,7 +30,7 @@ class Pair(NamedTuple):
     scale: float                        # alpha / r
 
 
-class Adapter:
+class Adapter(Single):
     """A LoRA or control vector from a GGUF file, for `Context(adapters=[(adapter, scale)])` and `Context.set_adapters`.
 
     `pairs`: weight -> what is added to it. `directions`: layer -> F32 [n_embd], added behind it. `layer_range`: the first and

@@ -21,7 +21,7 @@ from .adapters import Adapter, Mix
 from .backend import Backend, NodeTime, Progress
 from .batch import Batch, Ubatch, validate
 from .build import Builder, Dims
-from .errors import Aborted, BatchError, ContextFull, Error, expect, file_path, flags, function, functions, named
+from .errors import Aborted, BatchError, ContextFull, Error, Single, expect, file_path, flags, function, functions, named
 from .fit import check_context, need, resolve
 from .graph import Graph
 from .inputs import Given, graph_key, sizes
@@ -93,7 +93,7 @@ class Perf:
         self.__init__(load_ms=self.load_ms)  # type: ignore[misc]
 
 
-class Context:
+class Context(Single):
     """The state of up to `n_seq_max` sequences over one model. Not for two threads at once: that raises.
 
     Sizes: `n_ctx` cells (0: the model's own context, lowered to what free memory holds), `n_batch` rows a call,
@@ -107,6 +107,8 @@ class Context:
     place of its layers: every token comes with the hidden state before it (`Batch.add`'s `embd`).
     Errors: `PlacementError` if it does not fit, `Error` for values that make no sense.
     """
+
+    instead = "open another Context over the same Model; state_get and state_set carry its memory over"
 
     def __init__(self, model: Model, *, n_ctx: int = 0, n_batch: int = 2048, n_ubatch: int = 512, n_seq_max: int = 1,
                  kv_unified: bool = True, type_k: str = "f16", type_v: str = "f16", flash_attn: str | bool = "auto",

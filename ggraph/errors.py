@@ -10,7 +10,7 @@ from numbers import Real
 from operator import index
 from pathlib import Path
 from reprlib import repr as short
-from typing import Any
+from typing import Any, NoReturn
 
 
 class Error(Exception):
@@ -71,6 +71,15 @@ class GrammarError(Error):
 
 class BackendError(Error):
     """A backend cannot be opened, or a kernel reported a failure."""
+
+
+class Single:
+    """What stands for something outside of Python (a mapped file, memory of a device) or would share what it must not: it is
+    neither copied nor pickled. `instead`: what to do."""
+    instead = "open another one"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise Error(f"a {type(self).__name__} cannot be copied, pickled or sent to another process: {self.instead}")
 
 
 # --- checks of arguments

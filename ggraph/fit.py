@@ -31,6 +31,7 @@ def memory_needed(model: Model, *, n_ctx: int = 0, n_batch: int = 2048, n_ubatch
     """Bytes that a Context of these sizes takes, without opening one: weights (mapped), kv, state (of recurrent layers),
     compute (the arena). `n_ctx` 0: the model's own context, whatever is free. Repacked copies of weights come on top."""
     expect("model", model, Model, "a Model; open a file with Model(path)")
+    model.check_open()
     hp = model.hparams
     cp = resolve(model, n_ctx=hp.n_ctx_train if n_ctx == 0 else n_ctx, n_batch=n_batch, n_ubatch=n_ubatch, n_seq_max=n_seq_max,
                  kv_unified=kv_unified, type_k=type_k, type_v=type_v, flash_attn=flash_attn, n_threads=None,

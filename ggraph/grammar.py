@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .errors import GrammarError, expect, integer
+from .errors import GrammarError, Single, expect, integer
 from .vocab import Vocab
 
 if TYPE_CHECKING:
@@ -35,12 +35,14 @@ _lock = threading.Lock()
 _tokenizers: weakref.WeakKeyDictionary[Vocab, LLTokenizer] = weakref.WeakKeyDictionary()
 
 
-class Grammar:
+class Grammar(Single):
     """What may come next in a text that a grammar describes; its end is any end-of-generation token.
 
     Made by `gbnf`, `json_schema`, `regex` or `lark`. Errors: `GrammarError` if the source does not compile, and from
     `mask` where following it becomes too complex.
     """
+
+    instead = "use clone()"
 
     def __init__(self, vocab: Vocab, matcher: LLMatcher):
         self._vocab, self._matcher = vocab, matcher

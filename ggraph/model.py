@@ -20,7 +20,7 @@ from weakref import WeakSet
 
 from . import gguf, placement
 from .backend import Backend, Progress, backend_names
-from .errors import Error, ModelError, expect, named
+from .errors import Error, ModelError, Single, expect, named
 from .hparams import HParams
 from .weights import Audit, Weights
 
@@ -47,7 +47,7 @@ class Predictor(Architecture, Protocol):
     def nextn_graph(self, b: Any) -> None: ...
 
 
-class Model:
+class Model(Single):
     """A GGUF file, ready for `Context(model)`.
 
     `path` is a file (any shard of a split set) or a name that `ggraph.hub` knows. `kv_overrides` replaces metadata,
@@ -55,6 +55,8 @@ class Model:
     on which backend alone instead of what GGRAPH_BACKEND says. Errors: `GGUFError`
     for a damaged file, `ModelError` for an unknown architecture or tensors that do not fit it.
     """
+
+    instead = "threads may share it, a process opens its own with Model(path)"
 
     def __init__(self, path: str | Path, *, n_gpu_layers: int | str = "auto", override_tensor: Mapping[str, str] | None = None,
                  kv_overrides: Mapping[str, Any] | None = None, repack: str = "auto", backend: str | None = None):
@@ -124,11 +126,15 @@ class Model:
         `need`: what the Context at hand takes on a device beside the weights. `PlacementError` where that does not fit.
         """
         with self._lock:
-            if self.closed:
-                raise ModelError(f"the model {self.path.name} is closed; load it again with Model(path)")
+            self.check_open()
             if self.placement is None:
                 self.placement = placement.load(self.weights.leaves, self.hparams.n_layer, need, progress, **self.options)
             return self.placement
+
+    def check_open(self) -> None:
+        """ModelError if this model was closed."""
+        if self.closed:
+            raise ModelError(f"the model {self.path.name} is closed; load it again with Model(path)")
 
     @property
     def has_nextn(self) -> bool:

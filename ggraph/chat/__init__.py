@@ -36,6 +36,9 @@ class ChatTemplate:
         self.source, self.bos_token, self.eos_token = source, bos_token, eos_token
         self._program = Program(source)
 
+    def __reduce__(self) -> tuple[type[ChatTemplate], tuple[str, str, str]]:
+        return ChatTemplate, (self.source, self.bos_token, self.eos_token)      # a copy compiles its own program
+
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None,
                add_generation_prompt: bool = True, **kwargs: Any) -> str:
         """The prompt for a conversation; `kwargs` are further variables of the template (`enable_thinking=False`).

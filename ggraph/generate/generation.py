@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ..errors import Aborted, ContextFull, Error, flags, functions, integers
+from ..errors import Aborted, ContextFull, Error, Single, flags, functions, integers
 from ..sampling import Sampler
 from ..vocab import Vocab
 from .history import History, Report
@@ -37,7 +37,7 @@ class Timings:
             setattr(self, name, getattr(self, name) + value)
 
 
-class Generation(Iterator[str]):
+class Generation(Single, Iterator[str]):
     """Iterate to get the text piece by piece, or `read()` it whole. The work is done while iterating.
 
     Every piece is whole characters; together they are `text`, which ends before a stop string. `finish_reason` is "stop",
@@ -46,6 +46,8 @@ class Generation(Iterator[str]):
     as there are `spare` sequences and one more; it changes nothing but the speed. Errors: `ContextFull` at once if the prompt is
     too long.
     """
+
+    instead = "keep its text and tokens"
 
     def __init__(self, history: History, vocab: Vocab, prompt: Sequence[int], sampler: Sampler, *, max_tokens: int = -1,
                  stop: str | Iterable[str] = (), logprobs: int | None = None, special: bool = False,

@@ -17,7 +17,7 @@ from ..batch import Batch
 from ..chat import ChatTemplate
 from ..context import Context
 from ..cparams import POOLING
-from ..errors import ContextFull, Error, TemplateError, expect, flags, functions, integer, named, numbers
+from ..errors import ContextFull, Error, Single, TemplateError, expect, flags, functions, integer, named, numbers
 from ..errors import texts as checked_texts
 from ..model import Model
 from ..sampling import DEFAULTS, Grammar, Sampler, default_chain
@@ -35,7 +35,7 @@ MODEL_DEFAULTS = {"general.sampling." + key: name for key, name in {
 N_EMBED = 2048          # tokens of a text to embed, at most: it must be one ubatch
 
 
-class LLM:
+class LLM(Single):
     """Generates, chats, embeds and scores with one model.
 
     `model` is a `Model`, a path or a known name; `context` are options of `Context`. `chat_template` replaces the

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from types import TracebackType
 
-from ggraph.errors import GGUFError, file_path
+from ggraph.errors import GGUFError, Single, file_path
 
 from .header import DEFAULT_ALIGNMENT, KV, MAX_SPLIT, SPLIT_NAME, Fault, Shard, TensorInfo
 from .source import ARRAY, MAX_NAME, NUMPY, SCALARS, STRING
@@ -19,7 +19,7 @@ __all__ = ["ARRAY", "DEFAULT_ALIGNMENT", "KV", "MAX_NAME", "MAX_SPLIT", "NUMPY",
            "Fault", "File", "TensorInfo"]
 
 
-class File:
+class File(Single):
     """A GGUF file, or a whole split set opened through any of its parts. A context manager.
 
     `kv` and `version`, `alignment` are those of the first part; `tensors` has those of all parts in file order;

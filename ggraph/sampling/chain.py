@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from ggraph.errors import ArgumentError, SamplerError, expect, flags, integer, texts
+from ggraph.errors import ArgumentError, SamplerError, Single, expect, flags, integer, texts
 from ggraph.sampling.candidates import F32, NEG_INF, Candidates, f32
 from ggraph.sampling.dry import Tails, Vocabulary, breaker_table
 from ggraph.sampling.samplers import WORDS, Word
@@ -67,7 +67,7 @@ class Step(NamedTuple):
             self.word.apply(c, self.state, *self.args)
 
 
-class Sampler:
+class Sampler(Single):
     """A chain of samplers, with its memory.
 
     `chain` is words with arguments, joined by ";": "top_k 40;top_p 0.95;min_p 0.05;temp 0.8;dist 42"; `describe()`
@@ -77,6 +77,8 @@ class Sampler:
     `seed` is the seed in use, None where nothing is drawn: where the chain says -1, the fresh one that was taken, the
     same for all words. A chain with that number in place of -1 draws the same tokens. `reset` takes a new fresh one.
     """
+
+    instead = "use clone()"
 
     def __init__(
         self,

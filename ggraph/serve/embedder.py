@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from ..batch import Batch
 from ..context import Context
-from ..errors import ContextFull, Error, expect, integer
+from ..errors import ContextFull, Error, Single, expect, integer
 
 
-class Embedder:
+class Embedder(Single):
     """`ctx` must have been opened with `embeddings=True`; it is used by this object alone, and stays the caller's to close."""
 
     def __init__(self, ctx: Context):

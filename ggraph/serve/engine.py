@@ -19,7 +19,7 @@ from .. import env, errors
 from ..adapters import Mix
 from ..batch import Batch
 from ..context import Context
-from ..errors import Aborted, ContextFull, Error, at_least, expect, flags
+from ..errors import Aborted, ContextFull, Error, Single, at_least, expect, flags
 from ..vocab import Vocab
 from .batcher import Batcher, Part
 from .chunks import refusal
@@ -33,7 +33,7 @@ from .waiting import Waiting
 T = TypeVar("T")
 
 
-class Engine:
+class Engine(Single):
     """Serves the sequences of `ctx` as slots; `ctx` is used on the engine's thread alone, and stays the caller's to close.
 
     `context_shift`: a text that fills the context goes on without the older half of what comes after `n_keep` tokens;
@@ -141,6 +141,8 @@ class Engine:
         with self._wake:
             if self._closing:
                 raise Error("the engine is closed")
+            if not self._thread.is_alive():
+                raise Error("the engine's thread is not in this process: it was forked; make an Engine of its own here")
             self._inbox.append(item)
             self._wake.notify()
 
