@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from . import env
 from .backend import HostBuffer
-from .errors import Error, ModelError
+from .errors import Error, ModelError, Single, expect, integer, numbers, wrong
 from .gguf import File, TensorInfo
 from .tensor import Tensor, leaf
 from .weights import Weights, trim
@@ -30,7 +30,7 @@ class Pair(NamedTuple):
     scale: float                        # alpha / r
 
 
-class Adapter:
+class Adapter(Single):
     """A LoRA or control vector from a GGUF file, for `Context(adapters=[(adapter, scale)])` and `Context.set_adapters`.
 
     `pairs`: weight -> what is added to it. `directions`: layer -> F32 [n_embd], added behind it. `layer_range`: the first and
@@ -39,6 +39,7 @@ class Adapter:
     """
 
     def __init__(self, path: str | Path, *, layer_range: tuple[int, int] | None = None):
+        layers = None if layer_range is None else _layers(layer_range)
         self.file = File(path)
         self.path = self.file.path
         self.pairs: dict[str, Pair] = {}
@@ -46,17 +47,15 @@ class Adapter:
         try:
             if any(name.startswith("direction.") for name in self.file.tensors):
                 self.arch = ""                                  # fits every model of its width
-                self._read_directions(layer_range)
+                self._read_directions(layers)
             else:
-                self._read_lora(layer_range)
+                self._read_lora(layers)
         except BaseException:
             self.file.close()
             raise
 
     def _read_directions(self, layer_range: tuple[int, int] | None) -> None:
         first, last = layer_range or (1, len(self.file.tensors) + 10**6)
-        if not 0 < first <= last:
-            raise ModelError(f"a control vector's layers are a range from 1 up, not {first} to {last}")
         for name, info in self.file.tensors.items():
             number = re.fullmatch(r"direction\.([1-9]\d*)", name)
             if not number or len(trim(info.ne)) != 1:
@@ -148,14 +147,26 @@ class Mix:
     def checked(asked: Sequence[tuple[Adapter, float]], weights: Weights) -> dict[Adapter, float]:
         """The scales of what was asked for; those of 0 are off. Errors as `Adapter.check`."""
         scales: dict[Adapter, float] = {}
-        for adapter, scale in asked:
-            if not isinstance(adapter, Adapter):
-                raise Error(f"adapters are pairs of an Adapter and its scale, not of {type(adapter).__name__}")
+        expect("adapters", asked, Sequence, "a list of pairs of an Adapter and its scale")
+        for pair in asked:
+            if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[0], Adapter):
+                raise wrong("an entry of adapters", pair, "an Adapter and its scale")
+            adapter, scale = pair
+            numbers(**{f"the scale of the adapter {adapter.path.name}": scale})
             if adapter in scales:
                 raise Error(f"the adapter {adapter.path.name} is given twice")
             adapter.check(weights)
             scales[adapter] = float(scale)
         return {adapter: scale for adapter, scale in scales.items() if scale}
+
+
+def _layers(given: Sequence[int]) -> tuple[int, int]:
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise wrong("layer_range", given, "the first and the last layer")
+    first, last = (integer("a layer of layer_range", il) for il in given)
+    if not 0 < first <= last:
+        raise ModelError(f"layer_range is {first} to {last}; a control vector's layers are a range from 1 up")
+    return first, last
 
 
 def _leaf(info: TensorInfo) -> Tensor:

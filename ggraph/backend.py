@@ -12,8 +12,16 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from . import env
 from .errors import BackendError
 from .tensor import Tensor
+
+
+class OutOfMemory(BackendError):
+    """A device, or the host, has no room for what was asked."""
+
+
+SMALL = 64 << 20                                # bytes that are not asked for first
 
 
 class HostBuffer:
@@ -26,7 +34,10 @@ class HostBuffer:
 
     @classmethod
     def zeros(cls, nbytes: int, align: int = 64) -> HostBuffer:
-        """Aligned; pages become resident when they are first written."""
+        """Aligned; pages become resident when they are first written. `OutOfMemory` for more than there is."""
+        if nbytes > SMALL and nbytes > (free := env.free_memory()):
+            raise OutOfMemory(f"{nbytes / 2**20:.0f} MiB of memory are needed, {free / 2**20:.0f} MiB are free; "
+                              "give a smaller n_ctx, n_ubatch or n_seq_max")
         raw = np.zeros(nbytes + align, np.uint8)
         start = -raw.ctypes.data % align
         return cls(raw[start:start + nbytes])
@@ -90,8 +101,10 @@ class Device(Backend, Protocol):
         """Free all weights that `pack` took."""
 
 
-class OutOfMemory(BackendError):
-    """A device has no room for what was asked."""
+def backend_names() -> list[str]:
+    """The backends that there are, whether they can be opened here or not."""
+    folder = importlib.import_module(f"{__package__}.backends")
+    return sorted(m.name for m in pkgutil.iter_modules(folder.__path__))
 
 
 def open_backend(name: str, **options: Any) -> Backend:
@@ -100,9 +113,7 @@ def open_backend(name: str, **options: Any) -> Backend:
         module = importlib.import_module(f"{__package__}.backends.{name}")
     except ModuleNotFoundError as e:
         if e.name == f"{__package__}.backends.{name}":
-            folder = importlib.import_module(f"{__package__}.backends")
-            known = ", ".join(sorted(m.name for m in pkgutil.iter_modules(folder.__path__)))
-            raise BackendError(f"there is no backend {name!r}; there are: {known}") from e
+            raise BackendError(f"there is no backend {name!r}; there are: {', '.join(backend_names())}") from e
         raise BackendError(f"backend {name!r} cannot be opened: {e}") from e
     backend: Backend = module.open(**options)
     return backend

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .errors import ArgumentError, BatchError, integer
+from .errors import ArgumentError, BatchError, flags, integer
 
 N_AXES = 4              # position axes of a multi-axis (M-RoPE) model
 POS_MAX = 2**31 - 2     # positions and the one after them fit int32
@@ -47,27 +47,31 @@ class Batch:
         """
         if (embd is None) != (not self._embd) and len(self):
             raise BatchError("a batch holds tokens or embeddings, not both; use a second batch")
-        row = self._row(pos, seq_id)
-        self._token.append(integer("token", token))
-        if embd is not None:
-            self._embd.append(embd)
+        row, id = self._row(pos, seq_id), integer("token", token)
+        vector = None if embd is None else self._vector(embd)
         self._append(*row, output)
+        self._token.append(id)
+        if vector is not None:
+            self._embd.append(vector)
 
     def add_embd(self, vector: npt.ArrayLike, pos: int | tuple[int, int, int, int] | None, seq_id: int | Iterable[int],
                  output: bool = False) -> None:
         """Like `add`, with a vector float32 [n_embd] in place of the token."""
         if self._token:
             raise BatchError("a batch holds tokens or embeddings, not both; use a second batch")
+        x, row = self._vector(vector), self._row(pos, seq_id)
+        self._append(*row, output)
+        self._embd.append(x)
+
+    def _vector(self, given: npt.ArrayLike) -> npt.NDArray[np.float32]:
         try:
-            x = np.array(vector, np.float32)
+            x = np.array(given, np.float32)
         except (TypeError, ValueError):
             raise ArgumentError(f"embedding {len(self)} is not a vector of numbers") from None
         if x.ndim != 1 or (self._embd and x.shape != self._embd[0].shape):
             want = f"[{len(self._embd[0])}]" if self._embd else "[n_embd]"
             raise BatchError(f"embedding {len(self)} has shape {list(x.shape)}, expected {want}")
-        row = self._row(pos, seq_id)
-        self._embd.append(x)
-        self._append(*row, output)
+        return x
 
     def _row(self, pos: Any, seq_id: Any) -> tuple[int | tuple[int, ...] | None, Seqs]:
         ids = seq_id if isinstance(seq_id, Iterable) else (seq_id,)
@@ -81,7 +85,9 @@ class Batch:
             raise BatchError(f"token {len(self)} has {len(axes)} positions; give one, or {N_AXES} to a multi-axis model")
         return axes, seqs
 
-    def _append(self, pos: int | tuple[int, ...] | None, seqs: Seqs, output: bool) -> None:
+    def _append(self, pos: int | tuple[int, ...] | None, seqs: Seqs, output: Any) -> None:
+        if type(output) is not bool:
+            flags(output=output)
         self._pos.append(pos)
         self._seqs.append(seqs)
         self._output.append(bool(output))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from .adapters import Adapter, Mix
 from .backend import Backend, NodeTime, Progress
 from .batch import Batch, Ubatch, validate
 from .build import Builder, Dims
-from .errors import Aborted, BatchError, ContextFull, Error, expect
+from .errors import Aborted, BatchError, ContextFull, Error, Single, expect, file_path, flags, function, functions, named
 from .fit import check_context, need, resolve
 from .graph import Graph
 from .inputs import Given, graph_key, sizes
@@ -51,6 +51,11 @@ class Hook:
     """
     match: str | Callable[[Tensor], bool]
     fn: Callable[[str, np.ndarray, Tensor], Any]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.match, str):
+            function("match, where it is no name pattern,", self.match)
+        function("fn", self.fn)
 
     def accepts(self, node: Tensor) -> bool:
         if not isinstance(self.match, str):
@@ -88,7 +93,7 @@ class Perf:
         self.__init__(load_ms=self.load_ms)  # type: ignore[misc]
 
 
-class Context:
+class Context(Single):
     """The state of up to `n_seq_max` sequences over one model. Not for two threads at once: that raises.
 
     Sizes: `n_ctx` cells (0: the model's own context, lowered to what free memory holds), `n_batch` rows a call,
@@ -103,6 +108,8 @@ class Context:
     Errors: `PlacementError` if it does not fit, `Error` for values that make no sense.
     """
 
+    instead = "open another Context over the same Model; state_get and state_set carry its memory over"
+
     def __init__(self, model: Model, *, n_ctx: int = 0, n_batch: int = 2048, n_ubatch: int = 512, n_seq_max: int = 1,
                  kv_unified: bool = True, type_k: str = "f16", type_v: str = "f16", flash_attn: str | bool = "auto",
                  n_threads: int | None = None, n_threads_batch: int | None = None, embeddings: bool = False,
@@ -112,8 +119,9 @@ class Context:
                  on_step: Callable[[Observed], object] | None = None, progress: Progress | None = None):
         start = time.perf_counter()
         expect("model", model, Model, "a Model; open a file with Model(path)")
-        if on_node is not None:
-            expect("on_node", on_node, Hook, "a Hook")
+        expect("on_node", on_node, (Hook, NoneType), "a Hook")
+        flags(offload_kqv=offload_kqv, graph_reuse=graph_reuse)
+        functions(on_step=on_step, progress=progress)
         if on_node is None and env.debug() >= debug.VALUES:
             on_node = Hook(lambda node: True, debug.seen)
         self.model, self.hook, self.graph_reuse = model, on_node, graph_reuse
@@ -208,6 +216,7 @@ class Context:
     def follow(self, follower: Follower) -> None:
         """From the next batch on, tell someone of every batch that was done: `follower(batch, hidden)`, with the hidden state
         float32 [n_tokens, n_embd] of each of its rows."""
+        function("follower", follower)
         with self._alone():
             self.cparams = replace(self.cparams, hidden=True)
             self._followers.append(follower)
@@ -307,7 +316,8 @@ class Context:
         return plan
 
     def graph(self, embd: bool = False) -> Graph:
-        """The graph of this Context's model, at its largest sizes."""
+        """The graph of this Context's model, at its largest sizes; `embd`: for a batch of embeddings."""
+        flags(embd=embd)
         b = self._builder(embd)
         with sensible(self.model.path.name):
             getattr(self.model.arch, "nextn_graph" if self.cparams.mtp else "graph")(b)
@@ -320,6 +330,7 @@ class Context:
         return Builder(self.hparams, self.model.weights, cp, self.memory, dims, embd, self.mix)
 
     def plan(self, graph: Graph) -> Plan:
+        expect("graph", graph, Graph, "a graph of this Context")
         watch = self.hook.accepts if self.hook else None
         return Plan(graph, self.backends, self._leaf_home, self.arenas, watch)
 
@@ -466,13 +477,13 @@ class Context:
         """Write the memory of all sequences, or of one, to a file."""
         with self._alone():
             self._settle()
-            save(self.memory, Path(path), seq)
+            save(self.memory, file_path("path", path), seq)
 
     def state_load(self, path: str | Path, seq: int | None = None) -> None:
         """Replace the memory of all sequences, or of one, by a file's. Error, and nothing changed, if it does not fit."""
         with self._alone():
             self._settle()
-            load(self.memory, Path(path), seq)
+            load(self.memory, file_path("path", path), seq)
 
     def state_get(self, seq: int | None = None) -> dict[str, np.ndarray]:
         """What `state_save` writes, as arrays."""
@@ -484,4 +495,4 @@ class Context:
         """As `state_load`, from arrays of `state_get`."""
         with self._alone():
             self._settle()
-            put(self.memory, state, seq, "the state")
+            put(self.memory, named("state", state), seq, "the state")

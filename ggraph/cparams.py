@@ -7,11 +7,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 from .dtypes import DType
-from .errors import Error, expect
+from .errors import Error, named, numbers
 from .hparams import HParams
 
 POOLING = ("none", "mean", "cls", "last", "rank")        # llama.cpp's enum order
@@ -56,6 +55,7 @@ class CParams:
         return 1 if self.kv_unified else self.n_seq_max
 
 
+ROPE_SCALING = ("none", "linear", "yarn", "longrope")
 ROPE_OPTIONS = ("scaling", "scale", "freq_base", "freq_scale", "yarn_orig_ctx", "yarn_ext_factor", "yarn_attn_factor",
                 "yarn_beta_slow", "yarn_beta_fast")
 
@@ -66,20 +66,19 @@ def resolve_rope(hp: HParams, options: Mapping[str, Any] | None) -> Rope:
     Negative or missing values mean: as the file says. The attention factor is divided by the one that the rope op itself
     applies where YaRN is on, so that the file's meaning stays.
     """
-    expect("rope", options or {}, Mapping, "a mapping of options")
-    o = dict(options or {})
-    for name, value in o.items():
-        if name != "scaling" and value is not None:
-            expect(f"rope option {name}", value, Real, "a number")
+    o = {name: value for name, value in named("rope", options).items() if value is not None}
     if unknown := set(o) - set(ROPE_OPTIONS):
         raise Error(f"unknown rope option {sorted(unknown)[0]!r}; known ones: {', '.join(ROPE_OPTIONS)}")
+    numbers(**{f"rope option {name}": value for name, value in o.items() if name != "scaling"})
+    if o.get("scaling") not in (None, *ROPE_SCALING):
+        raise Error(f"rope option scaling is {o['scaling']!r}; it must be one of {', '.join(ROPE_SCALING)}")
     scaling = o.get("scaling") or hp.rope_scaling
     freq_scale = 1.0 / o["scale"] if o.get("scale") else o.get("freq_scale") or hp.rope_freq_scale
     if scaling == "none":
         freq_scale = 1.0
 
     def given(name: str, default: float) -> float:
-        return default if o.get(name) is None or o[name] < 0 else float(o[name])
+        return float(o[name]) if o.get(name, -1) >= 0 else default
 
     ext = given("yarn_ext_factor", hp.yarn_ext_factor)
     if ext < 0:

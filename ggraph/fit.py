@@ -13,7 +13,7 @@ from .adapters import Mix
 from .backend import open_backend
 from .build import Builder, Dims
 from .cparams import POOLING, CParams, resolve_rope
-from .errors import Error, PlacementError, integer
+from .errors import Error, PlacementError, at_least, expect, flags, integer
 from .hparams import HParams
 from .memory.kv import N_PAD
 from .memory.layers import LayerMemory
@@ -22,14 +22,18 @@ from .placement import Need
 from .schedule.plan import arena_bytes
 
 MAX_THREADS = 255
+MAX_SEQS = 4096             # each takes a row of the table of who owns which cell
+
 
 def memory_needed(model: Model, *, n_ctx: int = 0, n_batch: int = 2048, n_ubatch: int = 512, n_seq_max: int = 1,
                   kv_unified: bool = True, type_k: str = "f16", type_v: str = "f16", flash_attn: str | bool = "auto",
                   swa_full: bool = False) -> dict[str, int]:
     """Bytes that a Context of these sizes takes, without opening one: weights (mapped), kv, state (of recurrent layers),
     compute (the arena). `n_ctx` 0: the model's own context, whatever is free. Repacked copies of weights come on top."""
+    expect("model", model, Model, "a Model; open a file with Model(path)")
+    model.check_open()
     hp = model.hparams
-    cp = resolve(model, n_ctx=n_ctx or hp.n_ctx_train, n_batch=n_batch, n_ubatch=n_ubatch, n_seq_max=n_seq_max,
+    cp = resolve(model, n_ctx=hp.n_ctx_train if n_ctx == 0 else n_ctx, n_batch=n_batch, n_ubatch=n_ubatch, n_seq_max=n_seq_max,
                  kv_unified=kv_unified, type_k=type_k, type_v=type_v, flash_attn=flash_attn, n_threads=None,
                  n_threads_batch=None, embeddings=False, pooling=None, rope=None, swa_full=swa_full, n_rollback=0, mtp=False)
     memory = LayerMemory(hp, cp)
@@ -46,11 +50,12 @@ def resolve(model: Model, *, n_ctx: int, n_batch: int, n_ubatch: int, n_seq_max:
             rope: Mapping[str, Any] | None, swa_full: bool, n_rollback: int, mtp: bool = False) -> CParams:
     """Check the arguments of a Context and fill in what they leave open."""
     hp = model.hparams
-    for name, value in {"n_ctx": n_ctx, "n_batch": n_batch, "n_ubatch": n_ubatch, "n_seq_max": n_seq_max,
-                        "n_rollback": n_rollback}.items():
-        least = 0 if name in ("n_ctx", "n_rollback") else 1
-        if integer(name, value) < least:
-            raise Error(f"{name} is {value}; it must be at least {least}")
+    at_least(0, n_ctx=n_ctx, n_rollback=n_rollback)
+    at_least(1, n_batch=n_batch, n_ubatch=n_ubatch, n_seq_max=n_seq_max)
+    n_ctx, n_rollback, n_batch, n_ubatch, n_seq_max = map(int, (n_ctx, n_rollback, n_batch, n_ubatch, n_seq_max))    # of NumPy
+    flags(kv_unified=kv_unified, embeddings=embeddings, swa_full=swa_full, mtp=mtp)
+    if n_seq_max > MAX_SEQS:
+        raise Error(f"n_seq_max is {n_seq_max}; it must be at most {MAX_SEQS}")
     try:
         k, v = dtypes.parse(type_k), dtypes.parse(type_v)
     except ValueError as e:
@@ -60,10 +65,7 @@ def resolve(model: Model, *, n_ctx: int, n_batch: int, n_ubatch: int, n_seq_max:
     n_ctx_seq = -(-share // N_PAD) * N_PAD
     if flash_attn not in ("auto", "on", "off", True, False):
         raise Error(f"flash_attn is {flash_attn!r}; it must be 'auto', 'on' or 'off'")
-    threads = n_threads or os.cpu_count() or 1
-    for name, n in (("n_threads", threads), ("n_threads_batch", n_threads_batch or threads)):
-        if not 1 <= integer(name, n) <= MAX_THREADS:
-            raise Error(f"{name} is {n}; it must be 1 to {MAX_THREADS}")
+    threads = _threads("n_threads", n_threads, os.cpu_count() or 1)
     n_ctx = n_ctx_seq if kv_unified else n_ctx_seq * n_seq_max
     n_batch = min(n_batch, n_ctx) if hp.causal else n_batch
     n_ubatch = min(n_ubatch, n_batch) if hp.cache else n_batch             # without a cache, a batch runs whole
@@ -73,9 +75,17 @@ def resolve(model: Model, *, n_ctx: int, n_batch: int, n_ubatch: int, n_seq_max:
     if pooling not in POOLING:
         raise Error(f"pooling is {pooling!r}; it must be one of {', '.join(POOLING)}")
     return CParams(n_ctx=n_ctx, n_ctx_seq=n_ctx_seq, n_batch=n_batch, n_ubatch=n_ubatch, n_seq_max=n_seq_max,
-                   n_threads=threads, n_threads_batch=n_threads_batch or threads, kv_unified=kv_unified,
+                   n_threads=threads, n_threads_batch=_threads("n_threads_batch", n_threads_batch, threads), kv_unified=kv_unified,
                    flash_attn=flash_attn not in ("off", False), causal=hp.causal, embeddings=embeddings, pooling=pooling,
                    type_k=k, type_v=v, swa_full=swa_full, n_rollback=n_rollback, mtp=mtp, hidden=False, rope=resolve_rope(hp, rope))
+
+
+def _threads(name: str, asked: int | None, default: int) -> int:
+    """How many; None or 0: as many as `default`."""
+    n = default if asked is None else integer(name, asked) or default
+    if not 1 <= n <= MAX_THREADS:
+        raise Error(f"{name} is {n}; it must be 1 to {MAX_THREADS}")
+    return n
 
 
 def cell_bytes(hp: HParams, type_k: dtypes.DType, type_v: dtypes.DType, layers: Iterable[int]) -> int:

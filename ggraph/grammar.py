@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .errors import GrammarError
+from .errors import GrammarError, Single, expect, integer
 from .vocab import Vocab
 
 if TYPE_CHECKING:
@@ -35,12 +35,14 @@ _lock = threading.Lock()
 _tokenizers: weakref.WeakKeyDictionary[Vocab, LLTokenizer] = weakref.WeakKeyDictionary()
 
 
-class Grammar:
+class Grammar(Single):
     """What may come next in a text that a grammar describes; its end is any end-of-generation token.
 
     Made by `gbnf`, `json_schema`, `regex` or `lark`. Errors: `GrammarError` if the source does not compile, and from
     `mask` where following it becomes too complex.
     """
+
+    instead = "use clone()"
 
     def __init__(self, vocab: Vocab, matcher: LLMatcher):
         self._vocab, self._matcher = vocab, matcher
@@ -49,6 +51,7 @@ class Grammar:
     def gbnf(cls, vocab: Vocab, source: str) -> Grammar:
         """llama.cpp's grammar language; the start is `root`."""
         llguidance = _library()
+        expect("source", source, str, "a text")
         n_rules = source.count("::=")
         _bounded(n_rules, MAX_RULES, "rules")
         _bounded(n_rules + source.count("("), MAX_PARTS, "rules and brackets")
@@ -61,11 +64,13 @@ class Grammar:
     @classmethod
     def lark(cls, vocab: Vocab, source: str) -> Grammar:
         """llguidance's variant of Lark; the start is `start`, `<[ID]>` is a token."""
+        expect("source", source, str, "a text")
         return cls._compile(vocab, "lark", source)
 
     @classmethod
     def json_schema(cls, vocab: Vocab, schema: Mapping[str, Any] | bool) -> Grammar:
         """JSON text that a schema admits, as `as_read` reads it. A keyword that cannot be enforced is an error."""
+        expect("schema", schema, (Mapping, bool), "a JSON schema as a mapping, or True")
         try:
             return cls._compile(vocab, "json_schema", json.dumps(cls.as_read(schema)))
         except RecursionError:
@@ -83,10 +88,12 @@ class Grammar:
     @classmethod
     def regex(cls, vocab: Vocab, pattern: str) -> Grammar:
         """Text that matches a regular expression as a whole, in the syntax of Rust's regex library."""
+        expect("pattern", pattern, str, "a regular expression")
         return cls._compile(vocab, "regex", pattern)
 
     @classmethod
     def _compile(cls, vocab: Vocab, kind: str, source: str) -> Grammar:
+        expect("vocab", vocab, Vocab, "a Vocab")
         llm = _library().LLMatcher
         try:
             tokenizer = _tokenizer(vocab)
@@ -112,7 +119,7 @@ class Grammar:
 
     def accept(self, token: int) -> None:
         """The token has been generated."""
-        self._matcher.consume_token(token)
+        self._matcher.consume_token(integer("token", token))
         if self._matcher.is_error():
             raise GrammarError(f"the grammar does not admit token {token}: {_short(self._matcher.get_error())}")
 

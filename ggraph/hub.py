@@ -19,14 +19,14 @@ import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from ggraph import env
-from ggraph.errors import Error
+from ggraph.errors import Error, file_path
 
 if sys.platform == "win32":
     import msvcrt
@@ -75,11 +75,13 @@ def resolve(name: str | Path = DEFAULT, progress: Progress | None = None) -> Pat
 
     A known name wins over a file of that name; write `./smollm2` for the file. `HubError` says what to do.
     """
+    path = file_path("the model", name)
     if isinstance(name, str) and name in KNOWN:
         return _known(name, progress or (lambda done, total: None))
     if str(name).startswith("hf:"):
         return _hugging_face(str(name))
-    path = Path(name).expanduser()
+    with suppress(RuntimeError):        # a user that does not exist
+        path = path.expanduser()
     if path.is_file():
         return path
     if not str(name):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 import threading
 from collections import ChainMap
 from collections.abc import Iterator, Mapping
@@ -18,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
 
 from . import gguf, placement
-from .backend import Backend, Progress
-from .errors import Error, ModelError
+from .backend import Backend, Progress, backend_names
+from .errors import Error, ModelError, Single, expect, named
 from .hparams import HParams
 from .weights import Audit, Weights
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from .vocab import Vocab
 
 NOTHING = placement.Need()
+REPACK = ("auto", "on", "off")
 
 
 class Architecture(Protocol):
@@ -45,7 +47,7 @@ class Predictor(Architecture, Protocol):
     def nextn_graph(self, b: Any) -> None: ...
 
 
-class Model:
+class Model(Single):
     """A GGUF file, ready for `Context(model)`.
 
     `path` is a file (any shard of a split set) or a name that `ggraph.hub` knows. `kv_overrides` replaces metadata,
@@ -54,12 +56,19 @@ class Model:
     for a damaged file, `ModelError` for an unknown architecture or tensors that do not fit it.
     """
 
+    instead = "threads may share it, a process opens its own with Model(path)"
+
     def __init__(self, path: str | Path, *, n_gpu_layers: int | str = "auto", override_tensor: Mapping[str, str] | None = None,
                  kv_overrides: Mapping[str, Any] | None = None, repack: str = "auto", backend: str | None = None):
+        self._overrides = named("kv_overrides", kv_overrides)
+        check_override(override_tensor)
+        if repack not in REPACK:
+            raise Error(f"repack is {repack!r}; it must be one of {', '.join(REPACK)}")
+        if backend is not None and backend not in backend_names():
+            raise Error(f"backend is {backend!r}; it must be one of {', '.join(backend_names())}")
         self.path = resolve(path)
         self.file = gguf.File(self.path)
         try:
-            self._overrides = dict(kv_overrides or {})
             self.kv: Mapping[str, Any] = ChainMap(self._overrides, self.file.kv)  # type: ignore[arg-type]
             self.arch = find_architecture(str(self.kv.get("general.architecture", self.file.arch)))
             with sensible(self.path.name):
@@ -67,6 +76,7 @@ class Model:
                 self.weights = Weights(self.file, self.hparams)
                 self.arch.weights(self.weights)
             self.weights.check_leftovers()
+            placement.parse_layers(n_gpu_layers, self.hparams.n_layer)
         except BaseException:
             self.file.close()
             raise
@@ -116,11 +126,15 @@ class Model:
         `need`: what the Context at hand takes on a device beside the weights. `PlacementError` where that does not fit.
         """
         with self._lock:
-            if self.closed:
-                raise ModelError(f"the model {self.path.name} is closed; load it again with Model(path)")
+            self.check_open()
             if self.placement is None:
                 self.placement = placement.load(self.weights.leaves, self.hparams.n_layer, need, progress, **self.options)
             return self.placement
+
+    def check_open(self) -> None:
+        """ModelError if this model was closed."""
+        if self.closed:
+            raise ModelError(f"the model {self.path.name} is closed; load it again with Model(path)")
 
     @property
     def has_nextn(self) -> bool:
@@ -169,9 +183,20 @@ class Model:
         self.close()
 
 
+def check_override(override: Mapping[str, str] | None) -> None:
+    """Error unless each key is a regular expression, and each value the name of a device."""
+    for pattern, where in named("override_tensor", override).items():
+        expect(f"override_tensor[{pattern!r}]", where, str, "the name of a device")
+        try:
+            re.compile(pattern)
+        except re.error as e:
+            raise Error(f"override_tensor has the pattern {pattern!r}, which is no regular expression: {e}") from None
+
+
 def audit(file: gguf.File) -> list[gguf.Fault]:
     """Tensors that are missing, have a wrong shape, or that the file's architecture does not know; `ModelError` if the
     architecture is unknown or its metadata makes no sense."""
+    expect("file", file, gguf.File, "a gguf.File")
     arch = find_architecture(file.arch)
     with sensible(file.path.name):
         table = Audit(file, arch.hparams(file.kv))
@@ -194,7 +219,7 @@ def sensible(name: str) -> Iterator[None]:
 def resolve(path: str | Path) -> Path:
     """The file behind a path or a known name."""
     from . import hub
-    return hub.resolve(str(path))
+    return hub.resolve(path)
 
 
 def known_architectures() -> list[str]:

@@ -28,9 +28,9 @@ def _header(memory: LayerMemory, seq: int | None) -> dict[str, Any]:
 
 
 def save(memory: LayerMemory, path: Path, seq: int | None) -> None:
-    arrays = collect(memory, seq)
     if path.is_dir() or not path.parent.is_dir():
         raise Error(f"{path} is a folder, not a file" if path.is_dir() else f"there is no folder {path.parent}")
+    arrays = collect(memory, seq)
     fd, temp = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     try:
         with os.fdopen(fd, "wb") as f:
@@ -54,16 +54,18 @@ def load(memory: LayerMemory, path: Path, seq: int | None) -> None:
     try:
         with open(path, "rb") as f, np.load(f, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as e:
+    except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as e:
         raise Error(f"{path} is no saved state: {e}") from e
     put(memory, arrays, seq, str(path))
 
 
 def put(memory: LayerMemory, arrays: Arrays, seq: int | None, source: str) -> None:
     """What `collect` gave, in place of what is here; `source` names it in errors. Error, and nothing changed, if it is unfit."""
+    if seq is not None:
+        memory.check(seq)
     try:
-        header = json.loads(arrays["header"].tobytes())
-    except (ValueError, KeyError) as e:
+        header = dict(json.loads(np.asarray(arrays["header"]).tobytes()))
+    except (ValueError, KeyError, TypeError, RecursionError) as e:
         raise Error(f"{source} is no saved state: {e}") from e
     want = _header(memory, seq)
     for name in want:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from ggraph.errors import TemplateError, expect
+from ggraph.errors import TemplateError, expect, flags
 
 Message = Mapping[str, Any]
 
@@ -31,8 +31,13 @@ class ChatTemplate:
     def __init__(self, source: str, bos_token: str = "", eos_token: str = ""):
         from .sandbox import Program
 
+        for name, text in {"source": source, "bos_token": bos_token, "eos_token": eos_token}.items():
+            expect(name, text, str, "a text")
         self.source, self.bos_token, self.eos_token = source, bos_token, eos_token
         self._program = Program(source)
+
+    def __reduce__(self) -> tuple[type[ChatTemplate], tuple[str, str, str]]:
+        return ChatTemplate, (self.source, self.bos_token, self.eos_token)      # a copy compiles its own program
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None,
                add_generation_prompt: bool = True, **kwargs: Any) -> str:
@@ -42,6 +47,8 @@ class ChatTemplate:
         the conversation (with its own words), fails, or does something forbidden, and for arguments that are no JSON.
         """
         expect("messages", messages, Sequence, "a list of messages")
+        expect("tools", [] if tools is None else tools, (list, tuple), "a list of tools")
+        flags(add_generation_prompt=add_generation_prompt)
         fitted = [self._fit(i, message) for i, message in enumerate(messages)]
         return self._render(fitted, tools or None, add_generation_prompt, kwargs)
 

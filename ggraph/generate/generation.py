@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ..errors import Aborted, ContextFull, Error, integer
+from ..errors import Aborted, ContextFull, Error, Single, flags, functions, integers
 from ..sampling import Sampler
 from ..vocab import Vocab
 from .history import History, Report
@@ -37,7 +37,7 @@ class Timings:
             setattr(self, name, getattr(self, name) + value)
 
 
-class Generation(Iterator[str]):
+class Generation(Single, Iterator[str]):
     """Iterate to get the text piece by piece, or `read()` it whole. The work is done while iterating.
 
     Every piece is whole characters; together they are `text`, which ends before a stop string. `finish_reason` is "stop",
@@ -47,12 +47,15 @@ class Generation(Iterator[str]):
     too long.
     """
 
+    instead = "keep its text and tokens"
+
     def __init__(self, history: History, vocab: Vocab, prompt: Sequence[int], sampler: Sampler, *, max_tokens: int = -1,
                  stop: str | Iterable[str] = (), logprobs: int | None = None, special: bool = False,
                  context_shift: bool = False, n_keep: int = 0, progress: Report | None = None,
                  drafter: Drafter | None = None, n_draft: int = 0, spare: Sequence[int] = ()):
-        for name, value in {"max_tokens": max_tokens, "n_keep": n_keep, "n_draft": n_draft, "logprobs": logprobs or 0}.items():
-            integer(name, value)
+        integers(max_tokens=max_tokens, n_keep=n_keep, n_draft=n_draft, logprobs=0 if logprobs is None else logprobs)
+        flags(special=special, context_shift=context_shift)
+        functions(progress=progress)
         if not prompt:
             raise Error("the prompt is empty, and this tokenizer adds no token of its own; give at least one token")
         if len(prompt) >= history.n_ctx:

@@ -6,16 +6,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from types import NoneType, TracebackType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import env
 from ..batch import Batch
+from ..chat import ChatTemplate
 from ..context import Context
-from ..errors import ContextFull, Error, TemplateError, expect, integer
+from ..cparams import POOLING
+from ..errors import ContextFull, Error, Single, TemplateError, expect, flags, functions, integer, named, numbers
+from ..errors import texts as checked_texts
 from ..model import Model
 from ..sampling import DEFAULTS, Grammar, Sampler, default_chain
 from .generation import Generation
@@ -23,9 +26,6 @@ from .history import History, Report
 from .mtp import MtpDraft, Nextn
 from .output import TokenLogprob, logprob
 from .speculative import Drafter, ModelDraft, NgramDraft
-
-if TYPE_CHECKING:
-    from ..chat import ChatTemplate
 
 # Keys of a GGUF that replace llama.cpp's defaults of sampling parameters.
 MODEL_DEFAULTS = {"general.sampling." + key: name for key, name in {
@@ -35,7 +35,7 @@ MODEL_DEFAULTS = {"general.sampling." + key: name for key, name in {
 N_EMBED = 2048          # tokens of a text to embed, at most: it must be one ubatch
 
 
-class LLM:
+class LLM(Single):
     """Generates, chats, embeds and scores with one model.
 
     `model` is a `Model`, a path or a known name; `context` are options of `Context`. `chat_template` replaces the
@@ -45,6 +45,7 @@ class LLM:
     SAMPLING: Mapping[str, Any] = DEFAULTS      # parameters of `generate` for the sampler, with llama.cpp's defaults
 
     def __init__(self, model: Model | str | Path = "smollm2", *, chat_template: ChatTemplate | None = None, **context: Any):
+        expect("chat_template", chat_template, (ChatTemplate, NoneType), "a ChatTemplate")
         self.model = model if isinstance(model, Model) else Model(model)
         self._owned: list[Model | Context] = [] if self.model is model else [self.model]
         try:
@@ -78,6 +79,7 @@ class LLM:
         ids = self._ids("prompt", prompt)
         if not 1 <= integer("n_branch", n_branch) <= self.ctx.n_seq_max:
             raise Error(f"n_branch is {n_branch}; the context has {self.ctx.n_seq_max} sequences for branches (n_seq_max)")
+        expect("sampler", sampler, (Sampler, NoneType), "a Sampler")
         return Generation(self._history, self.vocab, ids, sampler or self.sampler(**sampling), max_tokens=max_tokens,
                           stop=stop, logprobs=logprobs, special=special, context_shift=context_shift, n_keep=n_keep,
                           progress=progress, drafter=self._drafter(draft, n_draft), n_draft=n_draft,
@@ -90,7 +92,7 @@ class LLM:
         return [integer(f"a token of the {what}", i) for i in text]
 
     def _drafter(self, draft: str | Drafter | Model | LLM | None, n_draft: int) -> Drafter | None:
-        if draft is None or n_draft < 1:
+        if draft is None or integer("n_draft", n_draft) < 1:
             return None
         if self.ctx.memory.rs is not None and not self.ctx.cparams.n_rollback:
             env.log(f"a wrong guess costs a run over the whole text: open the context with n_rollback={n_draft}")
@@ -98,7 +100,10 @@ class LLM:
             if draft not in ("ngram", "mtp"):
                 raise Error(f"draft is {draft!r}; it must be 'ngram', 'mtp', a model or a drafter")
             return NgramDraft() if draft == "ngram" else MtpDraft(self.nextn)
-        return self._model_draft(draft, n_draft) if isinstance(draft, Model | LLM) else draft
+        if isinstance(draft, Model | LLM):
+            return self._model_draft(draft, n_draft)
+        expect("draft", draft, Drafter, "'ngram', 'mtp', a model or a drafter")
+        return draft
 
     @property
     def nextn(self) -> Nextn:
@@ -125,7 +130,7 @@ class LLM:
     def chat(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None,
              template_kwargs: Mapping[str, Any] | None = None, **options: Any) -> Generation:
         """Answer a conversation of OpenAI-form messages; `options` are those of `generate`."""
-        return self.generate(self.render(messages, tools=tools, **template_kwargs or {}), **options)
+        return self.generate(self.render(messages, tools=tools, **named("template_kwargs", template_kwargs)), **options)
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None,
                **kwargs: Any) -> str:
@@ -142,13 +147,15 @@ class LLM:
         """llama.cpp's chain. `params` are named in `SAMPLING` (`temperature` is another name of `temp`); what is not
         given comes from the file's general.sampling.* keys, then from `SAMPLING`. `ignore_eos`: the text never ends."""
         given = {name: value for name, value in params.items() if value is not None}
+        flags(ignore_eos=ignore_eos)
         if temperature is not None:
+            numbers(temperature=temperature)
             given["temp"] = temperature
         if ignore_eos:
             given["logit_bias"] = {**given.get("logit_bias", {}), **dict.fromkeys(sorted(self.vocab.eog), float("-inf"))}
         own = {name: self.model.kv[key] for key, name in MODEL_DEFAULTS.items() if key in self.model.kv}
         return Sampler(default_chain(**{**own, **given}), n_vocab=self.model.n_vocab, vocab=self.vocab, grammar=grammar,
-                       dry_breakers=tuple(dry_breakers))
+                       dry_breakers=dry_breakers)
 
     def score(self, text: str | Sequence[int], progress: Report | None = None) -> list[TokenLogprob]:
         """The log-probability of each token after those before it. The first token (BOS where there is one) has none.
@@ -156,6 +163,7 @@ class LLM:
         Logits of one ubatch exist at a time. `ContextFull` if the text is longer than the context.
         """
         ids = self._ids("text", text)
+        functions(progress=progress)
         if len(ids) > self._history.n_ctx:
             raise ContextFull(f"the text has {len(ids)} tokens, the context holds {self._history.n_ctx}; raise n_ctx")
         self._history.clear()
@@ -174,11 +182,13 @@ class LLM:
 
         `pooling` ("mean", "cls", "last"): the model's own if it names one, else "mean". `ContextFull` if a text is too long.
         """
-        if isinstance(texts, str) or not isinstance(texts, Sequence) or pooling == "none":
-            raise Error("embed takes a list of texts and makes one vector of each; pooling cannot be 'none'")
+        given = checked_texts("texts", "a text of texts", texts)
+        flags(normalize=normalize)
+        if pooling not in (None, *POOLING[1:]):
+            raise Error(f"pooling is {pooling!r}; to make one vector of each text it must be one of {', '.join(POOLING[1:])}")
         ctx = self._embedder(pooling)
-        out = np.zeros((len(texts), self.model.hparams.n_embd), np.float32)
-        for row, text in zip(out, texts):
+        out = np.zeros((len(given), self.model.hparams.n_embd), np.float32)
+        for row, text in zip(out, given):
             row[:] = self._embed(ctx, self.vocab.encode(text))
         if normalize:
             out /= np.maximum(np.linalg.norm(out, axis=1, keepdims=True), np.finfo(np.float32).tiny)

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..batch import Batch, Ubatch
 from ..context import Context
+from ..errors import Error, expect, integers, numbers
 from ..sampling import Sampler
 from .speculative import guesses
 
@@ -23,6 +24,7 @@ class Nextn:
     """
 
     def __init__(self, ctx: Context):
+        expect("ctx", ctx, Context, "a Context")
         cp = ctx.cparams
         self.ctx = Context(ctx.model, mtp=True, n_ctx=cp.n_ctx, n_batch=cp.n_batch, n_ubatch=cp.n_ubatch, n_seq_max=cp.n_seq_max,
                            kv_unified=cp.kv_unified, type_k=cp.type_k.name, type_v=cp.type_v.name, flash_attn=cp.flash_attn,
@@ -81,6 +83,11 @@ class MtpDraft:
     """Guesses what follows sequence `seq` of a Context that `nextn` follows; draws, `n_min` and `p_min` as of `ModelDraft`."""
 
     def __init__(self, nextn: Nextn, seq: int = 0, *, n_min: int = 0, p_min: float = 0.0):
+        integers(seq=seq, n_min=n_min)
+        numbers(p_min=p_min)
+        expect("nextn", nextn, Nextn, "a Nextn")
+        if not 0 <= seq < nextn.ctx.n_seq_max:
+            raise Error(f"seq is {seq}; the context has sequences 0 to {nextn.ctx.n_seq_max - 1}")
         self.nextn, self.seq, self.n_min, self.p_min = nextn, seq, n_min, p_min
 
     def propose(self, tokens: Sequence[int], n: int, sampler: Sampler) -> list[int]:

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from ..context import Context
-from ..errors import Error, ModelError
+from ..errors import Error, ModelError, at_least, expect, integers, numbers
 from ..model import Model
 from ..sampling import Sampler
 from ..vocab import Vocab
@@ -22,6 +22,7 @@ TOP = 10                            # a draft's probability is one among the so 
 P_SPLIT = 0.1                       # as llama.cpp: a token is worth a branch of its own from this probability on
 
 
+@runtime_checkable
 class Drafter(Protocol):
     def propose(self, tokens: Sequence[int], n: int, sampler: Sampler) -> list[int]:
         """At most n tokens that may follow. `sampler` is a twin of the text's own, to be used up."""
@@ -41,6 +42,7 @@ class NgramDraft:
     `least` of them, and proposes the `size_m` tokens that came then, over and over if the text ends before."""
 
     def __init__(self, size_n: int = 12, size_m: int = 48, least: int = 3):
+        at_least(1, size_n=size_n, size_m=size_m, least=least)
         self.size_n, self.size_m, self.least = size_n, size_m, min(least, size_n)
 
     def propose(self, tokens: Sequence[int], n: int, sampler: Sampler) -> list[int]:
@@ -74,6 +76,9 @@ class ModelDraft:
     """
 
     def __init__(self, ctx: Context | History, *, n_min: int = 0, p_min: float = 0.0):
+        expect("ctx", ctx, (Context, History), "a Context")
+        integers(n_min=n_min)
+        numbers(p_min=p_min)
         self.history = ctx if isinstance(ctx, History) else History(ctx)
         self.n_min, self.p_min = n_min, p_min
         self._fits: Vocab | None = None

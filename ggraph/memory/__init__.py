@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..batch import Splitter, Ubatch, split_equal, split_simple
-from ..errors import BatchError, ContextFull, Error, integer
+from ..errors import BatchError, ContextFull, Error, integer, integers
 from .state import State
 
 
@@ -75,6 +75,8 @@ class Memory:
     `mirrors` are called with each `seq_cp` that was done: by whoever keeps a memory of the same sequences.
     """
 
+    can_shift = True                # positions may be moved
+
     def __init__(self, stores: Sequence[Store], n_seq_max: int, n_ubatch: int):
         self.stores, self.n_seq_max, self.n_ubatch = list(stores), n_seq_max, n_ubatch
         self.mirrors: list[Callable[[int, int, int, int], object]] = []
@@ -122,7 +124,9 @@ class Memory:
 
         False, and nothing changed, if a store cannot: a window or a state may know too little of what came before p0.
         """
-        self._known(None if seq == -1 else seq)
+        if seq != -1:
+            self.check(seq)
+        integers(p0=p0, p1=p1)
         seqs = range(self.n_seq_max) if seq == -1 else [seq]
         if not all(store.can_seq_rm(s, p0, p1) for store in self.stores for s in seqs):
             return False
@@ -130,7 +134,8 @@ class Memory:
 
     def seq_cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> bool:
         """`dst` gets what `src` has at positions p0 <= p < p1, in place of what it had there. False as in `seq_rm`."""
-        self._known(src, dst)
+        self.check(src, dst)
+        integers(p0=p0, p1=p1)
         if not all(store.can_seq_cp(src, dst, p0, p1) for store in self.stores):
             return False
         done = all(store.seq_cp(src, dst, p0, p1) for store in self.stores)
@@ -140,37 +145,40 @@ class Memory:
 
     def seq_keep(self, seq: int) -> None:
         """Take out all other sequences."""
-        self._known(seq)
+        self.check(seq)
         for store in self.stores:
             store.seq_keep(seq)
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> bool:
-        """Move positions p0 <= p < p1 by delta; those that become negative are removed. False as in `seq_rm`, and where
-        another sequence shares one of them."""
-        self._known(seq)
-        if not all(store.can_seq_add(seq, p0, p1, delta) for store in self.stores):
+        """Move positions p0 <= p < p1 by delta; those that become negative are removed. False as in `seq_rm`, where another
+        sequence shares one of them, and where K cannot follow its position."""
+        self.check(seq)
+        integers(p0=p0, p1=p1, delta=delta)
+        if not self.can_shift or not all(store.can_seq_add(seq, p0, p1, delta) for store in self.stores):
             return False
         return all(store.seq_add(seq, p0, p1, delta) for store in self.stores)
 
     def seq_div(self, seq: int, p0: int, p1: int, d: int) -> bool:
         """Divide positions p0 <= p < p1 by d > 0. False as in `seq_add`."""
-        self._known(seq)
-        if not all(store.can_seq_div(seq, p0, p1, d) for store in self.stores):
+        self.check(seq)
+        integers(p0=p0, p1=p1, d=d)
+        if not self.can_shift or not all(store.can_seq_div(seq, p0, p1, d) for store in self.stores):
             return False
         return all(store.seq_div(seq, p0, p1, d) for store in self.stores)
 
     def seq_pos_min(self, seq: int) -> int:
         """The first position that every store still has, -1 for none."""
-        self._known(seq)
+        self.check(seq)
         return max((store.seq_pos_min(seq) for store in self.stores), default=-1)
 
     def seq_pos_max(self, seq: int) -> int:
         """The last position, -1 for none; all stores agree on it."""
-        self._known(seq)
+        self.check(seq)
         return max((store.seq_pos_max(seq) for store in self.stores), default=-1)
 
     def seq_same(self, a: int, b: int) -> bool:
         """Both sequences hold the same tokens, so that they may share a new one."""
+        self.check(a, b)
         return all(store.seq_same(a, b) for store in self.stores)
 
     def clear(self) -> None:
@@ -181,7 +189,8 @@ class Memory:
 
     def state(self, seq: int | None = None) -> list[State]:
         """What each store remembers, of one sequence or of all."""
-        self._known(seq)
+        if seq is not None:
+            self.check(seq)
         return [store.state(seq) for store in self.stores]
 
     def restore(self, states: Sequence[State], seq: int | None = None) -> list[Any] | None:
@@ -189,14 +198,16 @@ class Memory:
 
         None, and nothing changed, if a store has no room. Error, and nothing changed, if the state is damaged.
         """
-        self._known(seq)
+        if seq is not None:
+            self.check(seq)
         if len(states) != len(self.stores):
             raise Error(f"the saved state is of {len(states)} stores, this context has {len(self.stores)}")
         if not all(store.can_restore(state, seq) for store, state in zip(self.stores, states)):
             return None
         return [store.restore(state, seq) for store, state in zip(self.stores, states)]
 
-    def _known(self, *seqs: int | None) -> None:
+    def check(self, *seqs: int) -> None:
+        """BatchError unless there are these sequences."""
         for s in seqs:
-            if s is not None and not 0 <= integer("a sequence", s) < self.n_seq_max:
+            if not 0 <= integer("a sequence", s) < self.n_seq_max:
                 raise BatchError(f"there is no sequence {s}; this context has 0 to {self.n_seq_max - 1} (n_seq_max)")

@@ -15,21 +15,26 @@ from .line import END, Array, Line, Move, Ranges, Window, empty, in_order, joine
 
 
 class Cells:
-    """Cells of the sequences `seq0` to `seq0 + n_seq - 1`. A cell without an owner is free, and has position -1."""
+    """Cells of the sequences `seq0` to `seq0 + n_seq - 1`. A cell without an owner is free, and has position -1.
+
+    `torn` is set while an operation on sequences is at work: who finds it set afterwards (Ctrl-C) calls `mend`.
+    """
 
     def __init__(self, size: int, n_seq: int, window: Window, seq0: int = 0):
         self.size, self.n_seq, self.window, self.seq0 = size, n_seq, window, seq0
         self.clear()
 
     def clear(self) -> None:
-        self.pos = np.full(self.size, -1, np.int32)
+        self.torn = True
         self.owner = np.zeros((self.n_seq, self.size), np.bool_)
+        self.pos = np.full(self.size, -1, np.int32)
         self.shift = np.zeros(self.size, np.int32)      # how far positions moved since K was last rotated
         self.has_shift = False
         self.lines = [empty() for _ in range(self.n_seq)]
         self.head = 0           # where the search for free cells starts
         self.n_used = 0
         self.used_max = 0       # highest used cell + 1
+        self.torn = False
 
     def copy(self) -> Cells:
         """A twin to try things on."""
@@ -133,12 +138,17 @@ class Cells:
         So all else is made anew from the definition; it is done seldom.
         """
         self.owner[:, cells] = False
+        self.mend()
+        self.head = min(self.head, int(cells.min()))
+
+    def mend(self) -> None:
+        """Make all anew that follows from the positions and owners of cells."""
         used = self.owner.sum(0) > 0
         self.pos[~used], self.shift[~used] = -1, 0
         self.n_used = int(used.sum())
         self.used_max = int(_where(used).max(initial=-1)) + 1
         self.lines = [in_order(own, self.pos[own], line.lost) for own, line in zip(map(_where, self.owner), self.lines)]
-        self.head = min(self.head, int(cells.min()))
+        self.torn = False
 
     def _disown(self, i: int, cells: Array) -> None:
         """Take cells from a sequence; those left without an owner become free."""
@@ -160,8 +170,11 @@ class Cells:
 
     def remove(self, seq: int, p0: int, p1: int) -> None:
         i, line = seq - self.seq0, self.line(seq)
-        self._disown(i, line.cells[line.where(p0, p1)])
-        self.lines[i] = line.without(p0, p1)
+        cells, rest = line.cells[line.where(p0, p1)], line.without(p0, p1)
+        self.torn = True
+        self._disown(i, cells)
+        self.lines[i] = rest
+        self.torn = False
 
     def _shared(self, src: int, dst: int, p0: int, p1: int) -> Line:
         return self.line(dst).without(p0, p1).plus(self.line(src).part(p0, p1))
@@ -174,18 +187,22 @@ class Cells:
         part = self.line(src).part(p0, p1)
         self.remove(dst, p0, p1)
         i = dst - self.seq0
+        self.torn = True
         self.owner[i, part.cells] = True
         self.lines[i] = self.lines[i].plus(part)
+        self.torn = False
 
     def mirror(self, other: Cells, src: int, dst: int, p0: int, p1: int) -> None:
-        """Hold nothing but what `src` holds there in another stream, in the same cells, with what is to be shifted."""
+        """Hold, in an empty stream, what `src` holds there in another one, in the same cells, with what is to be shifted."""
         part = other.line(src).part(p0, p1)
-        self.clear()
+        self.torn = True
+        self.has_shift = other.has_shift
+        self.shift[part.cells] = other.shift[part.cells]
         if len(part):
             self.place(part.cells, part.pos, (dst,))
         self.lines[dst - self.seq0] = part
-        self.shift[part.cells] = other.shift[part.cells]
-        self.has_shift, self.head = other.has_shift, self.used_max
+        self.head = self.used_max
+        self.torn = False
 
     def can_move(self, seq: int, p0: int, p1: int, to: Move) -> bool:
         """Not where a cell has another owner too, whose position would move along."""
@@ -200,13 +217,16 @@ class Cells:
         i, line = seq - self.seq0, self.line(seq)
         at = line.where(p0, p1)
         cells, old = line.cells[at], line.pos[at].astype(np.int64)
-        new = to(old)
-        self.lines[i] = line.moved(p0, p1, to)
+        new, moved = to(old), line.moved(p0, p1, to)
         kept = new >= 0
-        self.pos[cells[kept]] = new[kept]
-        self.shift[cells[kept]] += (new - old)[kept].astype(np.int32)
-        self.has_shift |= bool((new != old)[kept].any())
+        pos, shift, has_shift = self.pos.copy(), self.shift.copy(), self.has_shift or bool((new != old)[kept].any())
+        pos[cells[kept]] = new[kept]
+        shift[cells[kept]] += (new - old)[kept].astype(np.int32)
+        self.torn = True
+        self.pos, self.shift, self.has_shift = pos, shift, has_shift    # together: K must not miss a move
+        self.lines[i] = moved
         self._disown(i, cells[~kept])
+        self.torn = False
 
 
 def _where(mask: npt.NDArray[np.bool_]) -> Array:

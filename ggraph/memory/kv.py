@@ -70,7 +70,14 @@ class KVStore:
         return alone
 
     def _of(self, seq: int) -> Cells:
-        return self.cells[self.stream(seq)]
+        return self._sound(self.stream(seq))
+
+    def _sound(self, stream: int) -> Cells:
+        """The cells of a stream, in order also where the operation before was interrupted (Ctrl-C)."""
+        cells = self.cells[stream]
+        if cells.torn:
+            cells.mend()
+        return cells
 
     # one step
 
@@ -97,7 +104,7 @@ class KVStore:
         assert self.n_stream == 1 or (u.seq == np.repeat(streams, u.n_seq_tokens)).all()
         found = []
         for s in streams.tolist():
-            cells = self.cells[s].find(u.n_tokens // len(streams))
+            cells = self._sound(s).find(u.n_tokens // len(streams))
             if cells is None:
                 return None
             found.append(cells)
@@ -131,11 +138,16 @@ class KVStore:
 
     def rollback(self) -> None:
         """Close the step as if it had not been; only cells that a window gave to it are free now."""
+        self._mend()
         if self._open is None:
             return
         for stream, idx in zip(self._open.streams.tolist(), self._open.cells):
             self.cells[stream].drop(idx)
         self._open = None
+
+    def _mend(self) -> None:
+        for stream in range(self.n_stream):
+            self._sound(stream)
 
     # operations on sequences: positions p0 <= p < p1; p0 < 0: from the start, p1 < 0: to the end
 
@@ -163,12 +175,13 @@ class KVStore:
         if not self.can_seq_cp(src, dst, p0, p1):
             return False
         lo, hi = _range(p0, p1)
-        a, b = self.cells[self.stream(src)], self.cells[self.stream(dst)]
+        a, b = self._of(src), self._of(dst)
         if a is b and src != dst:
             a.share(src, dst, lo, hi)
         elif a is not b:
-            b.mirror(a, src, dst, lo, hi)
+            b.clear()           # before the copy is promised, which overwrites all that is there
             self._copies.append((self.stream(src), self.stream(dst)))
+            b.mirror(a, src, dst, lo, hi)
         return True
 
     def seq_keep(self, seq: int) -> None:
@@ -223,10 +236,12 @@ class KVStore:
 
     def state(self, seq: int | None = None) -> State:
         """Positions and owners of what is in use, of one sequence or of all (`state.save` names the arrays)."""
+        self._mend()
         assert not self.has_shift and not self._copies, "K and V have yet to follow; run the pending work first"
         return save(self.cells, seq)
 
     def can_restore(self, state: State, seq: int | None = None) -> bool:
+        self._mend()
         return restored(self.cells, state, seq) is not None
 
     def restore(self, state: State, seq: int | None = None) -> Array | None:

@@ -45,14 +45,6 @@ class LayerMemory(Memory):
     def _add(self, layers: list[int], hp: HParams, cp: CParams, store: KVStore) -> None:
         self.kv.append(KVCache(len(self.kv), store, layers, hp, cp.type_k, cp.type_v))
 
-    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> bool:
-        """As in `Memory`; False also where K cannot follow its position."""
-        return self.can_shift and super().seq_add(seq, p0, p1, delta)
-
-    def seq_div(self, seq: int, p0: int, p1: int, d: int) -> bool:
-        """As `seq_add`."""
-        return self.can_shift and super().seq_div(seq, p0, p1, d)
-
     def kv_of(self, il: int) -> int:
         """The number of the KV group of layer il."""
         return next(i for i, g in enumerate(self.kv) if il in g.k)
@@ -72,6 +64,7 @@ class LayerMemory(Memory):
     def wipe(self, seq: int) -> None:
         """Take a sequence out and zero the cells that it alone had: a NaN in one would spoil all, where attention multiplies what
         is hidden by zero."""
+        self.check(seq)
         for g in self.kv:
             cells = g.store.exclusive(seq)
             rows = np.sort(cells) + g.store.stream(seq) * g.store.size

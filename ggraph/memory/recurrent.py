@@ -151,7 +151,7 @@ class RecurrentStore:
         self.marks = [m if s == seq else () for s, m in enumerate(self.marks)]
 
     def can_seq_add(self, seq: int, p0: int, p1: int, delta: int) -> bool:
-        return all(m.pos + delta >= 0 for m in self.marks[seq] if m.pos >= p0 and (p1 < 0 or m.pos < p1))
+        return all(0 <= m.pos + delta < END for m in self.marks[seq] if m.pos >= p0 and (p1 < 0 or m.pos < p1))
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> bool:
         """A state has no positions of its own: only its label moves."""
@@ -201,6 +201,9 @@ class RecurrentStore:
         """Rows that the saved states go to; states that were shared stay shared."""
         if not {"seq", "pos", "cell", "tail"} <= set(state) or len({len(a) for a in state.values()}) != 1:
             raise Error("the saved state is damaged: rows of recurrent layers are missing")
+        if any(state[name].dtype != np.int32 for name in ("seq", "pos", "cell", "tail")) or not ((state["pos"] >= 0)
+                                                                                                 & (state["pos"] < END)).all():
+            raise Error("the saved state is damaged: it has a position out of range, or of another type")
         if state["tail"].shape[1:] != self.tails.shape[1:]:
             raise Error(f"the saved state is of another model: it keeps {state['tail'].shape[1:]} tokens of each row")
         if not self.can_restore(state, seq):

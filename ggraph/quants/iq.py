@@ -339,7 +339,7 @@ class IQ4_XS(Quant, dtype=dtypes.IQ4_XS,
         x = x.reshape(-1, 8, 32)
         w = own_weights(x) if w is None else w.reshape(x.shape)
         found = search.table(x.reshape(-1, 32), w.reshape(-1, 32), IQ4_VALUES.astype(np.float32), 7).reshape(-1, 8)
-        d = search.signed(found, w.sum(axis=-1), 32, 9, 0.1)[:, None]
+        d = search.codes(found, w.sum(axis=-1), -32, 31, 9, 0.1)[:, None]
         s = code(found, d, -32, 31)
         scale = (d * s)[..., None]
         q = nearest_iq4(x * np.where(scale == 0, np.float32(0), np.float32(1) / scale))

@@ -50,7 +50,7 @@ def _fit_affine(x: Array, w: Array, top: int, steps: int, tries: tuple[int, floa
     total = w.sum(axis=-1)
     parts, whole = [], []
     for values in (found[0].reshape(n, g), found[1].reshape(n, g)):
-        d = _half(search.unsigned(values, total, steps, 4, 0.1))
+        d = _half(search.codes(values, total, 0, steps, 4, 0.1))
         whole.append(d)
         parts.append(code(values, d, 0, steps))
     for _ in range(2):
@@ -83,8 +83,8 @@ def _fit_signed(x: Array, w: Array, half: int, steps: int) -> tuple[Array, ...]:
     """For d * scale * code, groups [n, g, s]: d [n], scales [n, g] of -steps .. steps - 1, codes [n, g, s] of -half .. half - 1."""
     from ggraph.quants import search
     n, g, s = x.shape
-    found = search.signed(x.reshape(-1, s), w.reshape(-1, s), half, 9, 0.1).reshape(n, g)
-    d = _half(search.signed(found, w.sum(axis=-1), steps, 9, 0.1))
+    found = search.codes(x.reshape(-1, s), w.reshape(-1, s), -half, half - 1, 9, 0.1).reshape(n, g)
+    d = _half(search.codes(found, w.sum(axis=-1), -steps, steps - 1, 9, 0.1))
     scales, bounds = code(found, d, -steps, steps - 1), np.array([-half, half - 1, -steps, steps - 1, 0], np.int32)
     search.polish(x, w, scales, np.zeros_like(scales), d[:, 0], np.zeros(n, np.float32), bounds)
     q = code(x, (d * scales)[..., None], -half, half - 1)

@@ -21,8 +21,16 @@ def _join_halves(q: Array) -> Array:
     return (q[:, :16] & np.uint8(15)) | (q[:, 16:] << np.uint8(4))
 
 
-def _fifth_bits(b: Blocks) -> Array:
-    return _halves(b["qs"]) | (bits(b["qh"]) << np.uint8(4))
+def _codes(b: Blocks) -> Array:
+    """[n, 32] codes of four bits, or of five where the block has `qh`."""
+    q = _halves(b["qs"])
+    return q | (bits(b["qh"]) << np.uint8(4)) if "qh" in b.dtype.names else q
+
+
+def _put_codes(b: Blocks, q: Array) -> None:
+    b["qs"] = _join_halves(q)
+    if "qh" in b.dtype.names:
+        b["qh"] = np.packbits(q >> 4, axis=-1, bitorder="little")
 
 
 def _range(x: Array) -> tuple[Array, Array]:
@@ -57,7 +65,7 @@ def _affine(x: Array, top: int) -> tuple[Array, Array, Array]:
 def _fit_symmetric(x: Array, w: Array, half: int) -> tuple[Array, Array]:
     """As `_symmetric`, with the d (as a half-precision number) for which the weighted error is small."""
     from ggraph.quants import search
-    d = search.signed(x, w, half, 9, 0.1)[:, None].astype(np.float16).astype(np.float32)
+    d = search.codes(x, w, -half, half - 1, 9, 0.1)[:, None].astype(np.float16).astype(np.float32)
     return d, (code(x, d, -half, half - 1) + half).astype(np.uint8)
 
 
@@ -68,92 +76,61 @@ def _fit_affine(x: Array, w: Array, top: int) -> tuple[Array, Array, Array]:
 
 
 class Q4_0(Quant, dtype=dtypes.Q4_0, layout=[("d", "<f2"), ("qs", "u1", 16)]):
+    """d * (code - half)"""
     spread = 1.0
+    half = 8
 
     @classmethod
     def unpack(cls, b: Blocks) -> Array:
-        return column(b["d"]) * (_halves(b["qs"]).view(np.int8) - np.int8(8))
+        return column(b["d"]) * (_codes(b).view(np.int8) - np.int8(cls.half))
 
     @classmethod
     def pack(cls, x: Array) -> Blocks:
-        return cls._blocks(*_symmetric(x, 8))
+        return cls._blocks(*_symmetric(x, cls.half))
 
     @classmethod
     def quantize(cls, x: Array, w: Array | None = None) -> Blocks:
-        return cls.pack(x) if w is None else cls._blocks(*_fit_symmetric(x, w, 8))
+        return cls.pack(x) if w is None else cls._blocks(*_fit_symmetric(x, w, cls.half))
 
     @classmethod
     def _blocks(cls, d: Array, q: Array) -> Blocks:
         b = np.empty(len(d), cls.layout)
-        b["d"], b["qs"] = d[:, 0], _join_halves(q)
+        b["d"] = d[:, 0]
+        _put_codes(b, q)
         return b
+
+
+class Q5_0(Q4_0, dtype=dtypes.Q5_0, layout=[("d", "<f2"), ("qh", "u1", 4), ("qs", "u1", 16)]):
+    half = 16
 
 
 class Q4_1(Quant, dtype=dtypes.Q4_1, layout=[("d", "<f2"), ("m", "<f2"), ("qs", "u1", 16)]):
+    """d * code + m"""
     spread = 1.0
+    top = 15
 
     @classmethod
     def unpack(cls, b: Blocks) -> Array:
-        return column(b["d"]) * _halves(b["qs"]) + column(b["m"])
+        return column(b["d"]) * _codes(b) + column(b["m"])
 
     @classmethod
     def pack(cls, x: Array) -> Blocks:
-        return cls._blocks(*_affine(x, 15))
+        return cls._blocks(*_affine(x, cls.top))
 
     @classmethod
     def quantize(cls, x: Array, w: Array | None = None) -> Blocks:
-        return cls.pack(x) if w is None else cls._blocks(*_fit_affine(x, w, 15))
+        return cls.pack(x) if w is None else cls._blocks(*_fit_affine(x, w, cls.top))
 
     @classmethod
     def _blocks(cls, d: Array, m: Array, q: Array) -> Blocks:
         b = np.empty(len(d), cls.layout)
-        b["d"], b["m"], b["qs"] = d[:, 0], m[:, 0], _join_halves(q)
+        b["d"], b["m"] = d[:, 0], m[:, 0]
+        _put_codes(b, q)
         return b
 
 
-class Q5_0(Quant, dtype=dtypes.Q5_0, layout=[("d", "<f2"), ("qh", "u1", 4), ("qs", "u1", 16)]):
-    spread = 1.0
-
-    @classmethod
-    def unpack(cls, b: Blocks) -> Array:
-        return column(b["d"]) * (_fifth_bits(b).view(np.int8) - np.int8(16))
-
-    @classmethod
-    def pack(cls, x: Array) -> Blocks:
-        return cls._blocks(*_symmetric(x, 16))
-
-    @classmethod
-    def quantize(cls, x: Array, w: Array | None = None) -> Blocks:
-        return cls.pack(x) if w is None else cls._blocks(*_fit_symmetric(x, w, 16))
-
-    @classmethod
-    def _blocks(cls, d: Array, q: Array) -> Blocks:
-        b = np.empty(len(d), cls.layout)
-        b["d"], b["qs"], b["qh"] = d[:, 0], _join_halves(q), np.packbits(q >> 4, axis=-1, bitorder="little")
-        return b
-
-
-class Q5_1(Quant, dtype=dtypes.Q5_1, layout=[("d", "<f2"), ("m", "<f2"), ("qh", "u1", 4), ("qs", "u1", 16)]):
-    spread = 1.0
-
-    @classmethod
-    def unpack(cls, b: Blocks) -> Array:
-        return column(b["d"]) * _fifth_bits(b) + column(b["m"])
-
-    @classmethod
-    def pack(cls, x: Array) -> Blocks:
-        return cls._blocks(*_affine(x, 31))
-
-    @classmethod
-    def quantize(cls, x: Array, w: Array | None = None) -> Blocks:
-        return cls.pack(x) if w is None else cls._blocks(*_fit_affine(x, w, 31))
-
-    @classmethod
-    def _blocks(cls, d: Array, m: Array, q: Array) -> Blocks:
-        b = np.empty(len(d), cls.layout)
-        b["d"], b["m"], b["qs"] = d[:, 0], m[:, 0], _join_halves(q)
-        b["qh"] = np.packbits(q >> 4, axis=-1, bitorder="little")
-        return b
+class Q5_1(Q4_1, dtype=dtypes.Q5_1, layout=[("d", "<f2"), ("m", "<f2"), ("qh", "u1", 4), ("qs", "u1", 16)]):
+    top = 31
 
 
 def _eight_bits(x: Array) -> tuple[Array, Array]:

@@ -32,58 +32,42 @@ def _compiled(function: Callable[..., Any]) -> Any:
         numba.config.CACHE_DIR = before
 
 
+def _inlined(function: Callable[..., Any]) -> Any:
+    """For what takes no longer than calling it would."""
+    return numba.njit(inline="always", fastmath=FLAGS)(function)
+
+
 @_compiled
-def signed(x: Any, w: Any, top: int, n_tries: int, step: float) -> Any:
-    """d [n] for codes -top to top - 1: x is about d * code."""
+def _extreme(x: Any) -> Any:
+    """The first of the elements of x [s] that have the largest magnitude, with its sign; 0 where all are next to nothing."""
+    most, extreme = np.float32(0), np.float32(0)
+    for j in range(len(x)):
+        if abs(x[j]) > most:
+            most, extreme = abs(x[j]), x[j]
+    return extreme if most >= LEAST else np.float32(0)
+
+
+@_compiled
+def codes(x: Any, w: Any, low: int, high: int, n_tries: int, step: float) -> Any:
+    """d [n] for codes low to high: x is about d * code. With low = 0, x is not negative."""
     n, s = x.shape
     out = np.zeros(n, np.float32)
-    half, last = np.float32(top + 0.5), np.float32(2 * top - 0.5)
+    half, last = np.float32(0.5 - low), np.float32(high - low + 0.5)
     for i in range(n):
-        most, extreme = np.float32(0), np.float32(0)
-        for j in range(s):
-            if abs(x[i, j]) > most:
-                most, extreme = abs(x[i, j]), x[i, j]
-        if most < LEAST:
+        extreme = _extreme(x[i])
+        if extreme == 0:
             continue
         best = np.float32(-1)
         for t in range(-n_tries, n_tries + 2):      # the last one rounds with the best scale so far
-            inverse = -np.float32(top + step * t) / extreme
-            if t == n_tries + 1:
-                if out[i] == 0:
-                    continue
+            if t <= n_tries:
+                inverse = np.float32(low - step * t if low < 0 else high + step * t) / extreme
+            elif out[i] == 0:
+                continue
+            else:
                 inverse = np.float32(1) / out[i]
             xq, qq = np.float32(0), np.float32(0)
             for j in range(s):
-                q = np.float32(np.int32(min(max(x[i, j] * inverse + half, np.float32(0)), last)) - top)
-                xq += w[i, j] * x[i, j] * q
-                qq += w[i, j] * q * q
-            if qq > 0 and xq * xq > best * qq:
-                best = xq * xq / qq
-                out[i] = xq / qq
-    return out
-
-
-@_compiled
-def unsigned(x: Any, w: Any, top: int, n_tries: int, step: float) -> Any:
-    """d [n] for codes 0 to top: x, which is not negative, is about d * code."""
-    n, s = x.shape
-    out = np.zeros(n, np.float32)
-    for i in range(n):
-        most = np.float32(0)
-        for j in range(s):
-            most = max(most, x[i, j])
-        if most < LEAST:
-            continue
-        best = np.float32(-1)
-        for t in range(-n_tries, n_tries + 2):
-            inverse = np.float32(top + step * t) / most
-            if t == n_tries + 1:
-                if out[i] == 0:
-                    continue
-                inverse = np.float32(1) / out[i]
-            xq, qq = np.float32(0), np.float32(0)
-            for j in range(s):
-                q = np.float32(np.int32(min(x[i, j] * inverse, np.float32(top)) + np.float32(0.5)))
+                q = np.float32(np.int32(min(max(x[i, j] * inverse + half, np.float32(0)), last)) + low)
                 xq += w[i, j] * x[i, j] * q
                 qq += w[i, j] * q * q
             if qq > 0 and xq * xq > best * qq:
@@ -180,11 +164,8 @@ def table(x: Any, w: Any, values: Any, n_tries: int) -> Any:
             k += np.float32(i - 256) >= values[m] + values[m + 1]
         nearest[i] = values[k]
     for i in range(n):
-        most, extreme = np.float32(0), np.float32(0)
-        for j in range(s):
-            if abs(x[i, j]) > most:
-                most, extreme = abs(x[i, j]), x[i, j]
-        if most < LEAST:
+        extreme = _extreme(x[i])
+        if extreme == 0:
             continue
         best = np.float32(-1)
         for t in range(-n_tries, n_tries + 3):
@@ -207,6 +188,34 @@ def table(x: Any, w: Any, values: Any, n_tries: int) -> Any:
     return out
 
 
+@_inlined
+def _closest(x: Any, w: Any, d: Any, points: Any, near: Any, level: Any, shifts: Any, thorough: bool) -> Any:
+    """(point, number of the shift) for which d * (point + shift) is nearest to x [k]; arguments as `grid` has them.
+
+    `thorough`: a place that is a point is compared with its neighbours all the same.
+    """
+    k = len(x)
+    inverse, nearest, point, shift = np.float32(1) / d, np.float32(np.inf), np.int32(0), np.int32(0)
+    for h in range(len(shifts)):
+        place = 0
+        for j in range(k - 1, -1, -1):
+            v = (x[j] * inverse - shifts[h] - level[0]) / level[1]
+            place = place * np.int32(level[2]) + np.int32(min(max(v, np.float32(0)), level[2] - 1) + np.float32(0.5))
+        for c in range(near.shape[1]):
+            p = near[place, c]
+            if p < 0:
+                if thorough:
+                    continue
+                break
+            far = np.float32(0)
+            for j in range(k):
+                miss = x[j] - d * (points[p, j] + shifts[h])
+                far += w[j] * miss * miss
+            if far < nearest:
+                nearest, point, shift = far, np.int32(p), np.int32(h)
+    return point, shift
+
+
 @_compiled
 def grid(x: Any, w: Any, points: Any, near: Any, level: Any, shifts: Any, ratios: Any, fixed: Any) -> Any:
     """Points of a grid for groups of values: x is about d * (point + shift), k neighbours at a time.
@@ -225,11 +234,9 @@ def grid(x: Any, w: Any, points: Any, near: Any, level: Any, shifts: Any, ratios
     trial, trial_shift = np.zeros(m, np.int32), np.zeros(m, np.uint8)
     n_ratios = len(ratios)
     for i in range(n):
-        most = np.float32(0)
-        for j in range(s):
-            most = max(most, abs(x[i, j]))
+        most = abs(_extreme(x[i]))
         given = len(fixed) > 0
-        if most < LEAST or (given and fixed[i] == 0):
+        if most == 0 or (given and fixed[i] == 0):
             continue
         best = np.float32(-1)
         for t in range(1 if given else n_ratios + 2):       # the last two with the best scale so far
@@ -241,29 +248,10 @@ def grid(x: Any, w: Any, points: Any, near: Any, level: Any, shifts: Any, ratios
                 d = scale[i]
                 if d == 0:
                     continue
-            inverse = np.float32(1) / d
             xq, qq = np.float32(0), np.float32(0)
             for g in range(m):
-                nearest = np.float32(np.inf)
-                for h in range(len(shifts)):
-                    place = 0
-                    for j in range(k - 1, -1, -1):
-                        v = (x[i, g * k + j] * inverse - shifts[h] - level[0]) / level[1]
-                        place = place * np.int32(level[2]) + np.int32(min(max(v, np.float32(0)), level[2] - 1) + np.float32(0.5))
-                    for c in range(near.shape[1]):
-                        p = near[place, c]
-                        if p < 0:
-                            if given or t >= n_ratios:
-                                continue
-                            break
-                        far = np.float32(0)
-                        for j in range(k):
-                            miss = x[i, g * k + j] - d * (points[p, j] + shifts[h])
-                            far += w[i, g * k + j] * miss * miss
-                        if far < nearest:
-                            nearest = far
-                            trial[g] = p
-                            trial_shift[g] = h
+                part = slice(g * k, g * k + k)
+                trial[g], trial_shift[g] = _closest(x[i, part], w[i, part], d, points, near, level, shifts, given or t >= n_ratios)
                 for j in range(k):
                     q = points[trial[g], j] + shifts[trial_shift[g]]
                     xq += w[i, g * k + j] * x[i, g * k + j] * q

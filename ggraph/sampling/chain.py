@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from types import NoneType
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ggraph.errors import ArgumentError, SamplerError, expect, integer
+from ggraph.errors import ArgumentError, SamplerError, Single, expect, flags, integer, texts
 from ggraph.sampling.candidates import F32, NEG_INF, Candidates, f32
 from ggraph.sampling.dry import Tails, Vocabulary, breaker_table
 from ggraph.sampling.samplers import WORDS, Word
@@ -33,6 +34,7 @@ _ARGUMENTS: dict[str, tuple[type, float, float]] = {
 }
 
 
+@runtime_checkable
 class Grammar(Protocol):
     """A constraint on the next token. The chain is run first; only where its token is refused is the mask made."""
 
@@ -65,7 +67,7 @@ class Step(NamedTuple):
             self.word.apply(c, self.state, *self.args)
 
 
-class Sampler:
+class Sampler(Single):
     """A chain of samplers, with its memory.
 
     `chain` is words with arguments, joined by ";": "top_k 40;top_p 0.95;min_p 0.05;temp 0.8;dist 42"; `describe()`
@@ -76,23 +78,27 @@ class Sampler:
     same for all words. A chain with that number in place of -1 draws the same tokens. `reset` takes a new fresh one.
     """
 
+    instead = "use clone()"
+
     def __init__(
         self,
         chain: str,
         n_vocab: int,
         vocab: Vocabulary | None = None,
         grammar: Grammar | None = None,
-        dry_breakers: tuple[str, ...] = ("\n", ":", '"', "*"),
+        dry_breakers: Sequence[str] = ("\n", ":", '"', "*"),
     ):
         expect("chain", chain, str, "words joined by \";\"")
         if integer("n_vocab", n_vocab) < 1:
             raise SamplerError(f"n_vocab is {n_vocab}; it must be at least 1")
+        expect("vocab", vocab, (Vocabulary, NoneType), "a Vocab")
+        expect("grammar", grammar, (Grammar, NoneType), "a Grammar; make one with Grammar.gbnf, .json_schema, .regex or .lark")
         self.chain = chain
         self.n_vocab = n_vocab
         self.grammar = grammar
         self.seed: int | None = None
         self._vocab = vocab
-        self._dry_breakers = tuple(dry_breakers)
+        self._dry_breakers = tuple(texts("dry_breakers", "a breaker of dry_breakers", dry_breakers))
         self._last: Candidates | None = None
         self._parsed = [(word, args) for word, args in _parse(chain, n_vocab) if not word.off(*args)]
         self._start()
@@ -131,13 +137,18 @@ class Sampler:
         """How probable the token of the last `sample` was among those that the chain left, and the likeliest of these, best first,
         with their probabilities; none of them is 0. Call it while that row of logits is still there."""
         c = self._last
-        assert c is not None, "nothing was sampled yet"
+        if c is None:
+            raise SamplerError("nothing was sampled yet")
+        if integer("n_top", n_top) < 0:
+            raise SamplerError(f"n_top is {n_top}; it must be at least 0")
         p = c.softmax()
         top = np.argsort(-p, kind="stable")[:n_top]
         return float(p[c.picked]), [(c.token(int(i)), float(p[i])) for i in top if p[i] > 0]
 
     def accept(self, token: int, generated: bool = True) -> None:
         """The token has joined the text. A grammar is told only of generated tokens, not of a prompt's."""
+        if generated is not True:
+            flags(generated=generated)
         if not 0 <= integer("token", token) < self.n_vocab:
             raise SamplerError(f"token {token} is not in 0..{self.n_vocab - 1}")
         for step in self._steps:

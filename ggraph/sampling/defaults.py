@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
-from ggraph.errors import SamplerError
+from ggraph.errors import SamplerError, expect, integer
 
 # Flag -> llama.cpp's default. `logit_bias` maps token ids to what is added to their logits.
 DEFAULTS: dict[str, Any] = {
@@ -68,6 +69,11 @@ def default_chain(**params: Any) -> str:
     if unknown:
         raise SamplerError(f"unknown sampling parameter {min(unknown)!r}; known: {', '.join(DEFAULTS)}")
     p = DEFAULTS | params
+    expect("samplers", p["samplers"], str, "names of samplers, joined by \";\"")
+    expect("logit_bias", p["logit_bias"], Mapping, "a mapping of token ids to what is added")
+    for name, value in params.items():          # whether it is a number that makes sense, the chain tells
+        if name not in ("samplers", "logit_bias"):
+            expect(name, value, Real, "a number")
     if p["mirostat"] not in (0, *_MIROSTAT):
         raise SamplerError(f"mirostat must be 0, 1 or 2, not {p['mirostat']!r}")
     words = _MIROSTAT[p["mirostat"]] if p["mirostat"] else _ordered(p["samplers"])
@@ -75,6 +81,8 @@ def default_chain(**params: Any) -> str:
 
 
 def _bias(bias: Mapping[int, float]) -> list[str]:
+    for token, b in bias.items():
+        expect(f"logit_bias[{integer('a token of logit_bias', token)}]", b, Real, "a number")
     return ["logit_bias " + " ".join(f"{token} {b}" for token, b in bias.items())] if bias else []
 
 

@@ -6,7 +6,7 @@ A repetition never reaches across a breaker: a string such as a newline, matched
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -21,6 +21,7 @@ _LOG_FLT_MAX = f32(88.7228391)
 Tails = set[tuple[int, ...]]
 
 
+@runtime_checkable
 class Vocabulary(Protocol):
     """What DRY asks of a Vocab."""
 

@@ -4,7 +4,7 @@ In: token ids from any thread. Out: futures of vectors. Must not know: HTTP, JSO
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -12,13 +12,14 @@ import numpy.typing as npt
 
 from ..batch import Batch
 from ..context import Context
-from ..errors import ContextFull, Error
+from ..errors import ContextFull, Error, Single, expect, integer
 
 
-class Embedder:
+class Embedder(Single):
     """`ctx` must have been opened with `embeddings=True`; it is used by this object alone, and stays the caller's to close."""
 
     def __init__(self, ctx: Context):
+        expect("ctx", ctx, Context, "a Context")
         self.ctx = ctx
         self._thread = ThreadPoolExecutor(1, "ggraph-embedder")
 
@@ -30,12 +31,14 @@ class Embedder:
     def submit(self, ids: Sequence[int]) -> Future[npt.NDArray[np.float32]]:
         """float32 [n_embd], or [n_tokens, n_embd] without pooling. Errors, at once: `Error` for no tokens, `ContextFull` for
         too many."""
+        expect("ids", ids, Iterable, "token ids")
+        ids = [integer("a token of ids", i) for i in ids]
         if not ids:
             raise Error("the text has no tokens; give at least one")
         if len(ids) > self.n_max:
             raise ContextFull(f"input ({len(ids)} tokens) is too large to process: {self.n_max} are possible; "
                               "increase the physical batch size (-ub)")
-        return self._thread.submit(self._embed, list(ids))
+        return self._thread.submit(self._embed, ids)
 
     def _embed(self, ids: list[int]) -> npt.NDArray[np.float32]:
         ctx = self.ctx

@@ -10,14 +10,16 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from types import NoneType
 from typing import Any, TypeVar
 
 import numpy as np
 
-from .. import env
+from .. import env, errors
+from ..adapters import Mix
 from ..batch import Batch
 from ..context import Context
-from ..errors import Aborted, ContextFull, Error
+from ..errors import Aborted, ContextFull, Error, Single, at_least, expect, flags
 from ..vocab import Vocab
 from .batcher import Batcher, Part
 from .chunks import refusal
@@ -31,7 +33,7 @@ from .waiting import Waiting
 T = TypeVar("T")
 
 
-class Engine:
+class Engine(Single):
     """Serves the sequences of `ctx` as slots; `ctx` is used on the engine's thread alone, and stays the caller's to close.
 
     `context_shift`: a text that fills the context goes on without the older half of what comes after `n_keep` tokens;
@@ -42,6 +44,12 @@ class Engine:
 
     def __init__(self, ctx: Context, vocab: Vocab, *, context_shift: bool = False, cache_bytes: int = 0, cache_reuse: int = 0,
                  n_checkpoints: int = 32, checkpoint_step: int = 8192, guesser: Guesser | None = None, n_draft: int = 0):
+        expect("ctx", ctx, Context, "a Context")
+        expect("vocab", vocab, Vocab, "a Vocab")
+        expect("guesser", guesser, (Guesser, NoneType), "a guesser")
+        flags(context_shift=context_shift)
+        at_least(0, cache_bytes=cache_bytes, cache_reuse=cache_reuse, n_checkpoints=n_checkpoints, checkpoint_step=checkpoint_step,
+                 n_draft=n_draft)
         self.ctx, self.vocab = ctx, vocab
         self.shelf = Shelf(ctx, cache_bytes, n_checkpoints, checkpoint_step)
         self.cache_reuse = cache_reuse
@@ -72,6 +80,10 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Queue a request. Errors, at once: `ContextFull` for a prompt that never fits, `Error` for a request that makes
         no sense."""
+        expect("request", request, Request, "a Request")
+        request.check(self.ctx.model.n_vocab)
+        if request.adapters is not None:
+            Mix.checked(request.adapters, self.ctx.model.weights)
         if not request.prompt:
             raise Error("the prompt is empty, and this tokenizer adds no token of its own; give at least one token")
         if len(request.prompt) >= self.n_ctx:
@@ -83,12 +95,14 @@ class Engine:
 
     def cancel(self, request: Request) -> None:
         """End a request as soon as possible; it gets no more events."""
+        expect("request", request, Request, "a Request")
         request.cancelled = True
         with self._wake:
             self._wake.notify()
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Run a function on the engine's thread, between two rounds."""
+        errors.function("function", function)
         future: Future[T] = Future()
 
         def run() -> None:
@@ -127,6 +141,8 @@ class Engine:
         with self._wake:
             if self._closing:
                 raise Error("the engine is closed")
+            if not self._thread.is_alive():
+                raise Error("the engine's thread is not in this process: it was forked; make an Engine of its own here")
             self._inbox.append(item)
             self._wake.notify()
 

@@ -6,14 +6,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from ..batch import Batch
 from ..context import Context
-from ..errors import ContextFull, Error
+from ..errors import ContextFull, Error, expect, integers, numbers
 from ..generate import Drafter, History, ModelDraft
 from ..generate.speculative import fitted, probability
 from ..sampling import Sampler
+
+
+def _each(what: str, values: Any, kind: type) -> None:
+    expect(what, values, (list, tuple), f"a list of {what}")
+    for value in values:
+        expect(f"one of {what}", value, kind, f"a {kind.__name__.lower()}")
+    if not values:
+        raise Error(f"{what} is empty; give at least one")
 
 
 @dataclass
@@ -26,6 +34,7 @@ class Ask:
     twin: Callable[[], Sampler]
 
 
+@runtime_checkable
 class Guesser(Protocol):
     def propose(self, asked: Sequence[Ask]) -> list[list[int]]:
         """For each at most so many tokens as asked, none where there is no guess. It must not take much longer than one ubatch."""
@@ -38,6 +47,7 @@ class EachAlone:
     """One `Drafter` for each sequence, or one for all where it remembers nothing."""
 
     def __init__(self, drafters: Sequence[Drafter]):
+        _each("drafters", drafters, Drafter)
         self.drafters = drafters
 
     def propose(self, asked: Sequence[Ask]) -> list[list[int]]:
@@ -52,6 +62,7 @@ class FirstOf:
     """The first of several guessers that has a guess."""
 
     def __init__(self, guessers: Sequence[Guesser]):
+        _each("guessers", guessers, Guesser)
         self.guessers = guessers
 
     def propose(self, asked: Sequence[Ask]) -> list[list[int]]:
@@ -84,11 +95,15 @@ class ModelGuesser:
     """
 
     def __init__(self, ctx: Context, *, n_min: int = 0, p_min: float = 0.0):
+        expect("ctx", ctx, Context, "a Context")
+        integers(n_min=n_min)
+        numbers(p_min=p_min)
         self.ctx, self.n_min, self.p_min = ctx, n_min, p_min
         self._histories = [History(ctx, seq) for seq in range(ctx.n_seq_max)]
 
     def check(self, ctx: Context) -> None:
         """`ModelError` if it cannot guess for this context's model, `Error` where it has too few sequences."""
+        expect("ctx", ctx, Context, "a Context")
         ModelDraft(self._histories[0]).check(ctx.model.vocab)
         if self.ctx.n_seq_max < ctx.n_seq_max:
             raise Error(f"the draft model's context has {self.ctx.n_seq_max} sequences, {ctx.n_seq_max} are needed (n_seq_max)")

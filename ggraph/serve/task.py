@@ -8,6 +8,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..adapters import Adapter
+from ..errors import Error, expect, flags, function, integer, integers, numbers, texts
 from ..generate import Output, TokenLogprob
 from ..generate.output import logprob
 from ..sampling import Sampler
@@ -118,6 +120,23 @@ class Request:
     timings: bool = False
     post_sampling: bool = False
     cancelled: bool = field(default=False, init=False)
+
+    def check(self, n_vocab: int) -> None:
+        """Error for what makes no sense: found here, it fails nobody else's round."""
+        expect("prompt", self.prompt, Sequence, "a list of token ids")
+        if bad := next((t for t in self.prompt if not 0 <= integer("a token of prompt", t) < n_vocab), None):
+            raise Error(f"the prompt has the token {bad}; the vocabulary has tokens 0 to {n_vocab - 1}")
+        expect("samplers", self.samplers, Sequence, "a list of Samplers")
+        for sampler in self.samplers:
+            expect("one of samplers", sampler, Sampler, "a Sampler")
+        function("sink", self.sink)
+        texts("stop", "a text of stop", self.stop)
+        expect("preserved", self.preserved, AbstractSet, "a set of token ids")
+        integers(max_tokens=self.max_tokens, cache_reuse=self.cache_reuse, slot=self.slot, n_keep=self.n_keep,
+                 logprobs=0 if self.logprobs is None else self.logprobs,
+                 prompt_logprobs=0 if self.prompt_logprobs is None else self.prompt_logprobs)
+        numbers(time_limit=self.time_limit)
+        flags(cache_prompt=self.cache_prompt, progress=self.progress, timings=self.timings, post_sampling=self.post_sampling)
 
     def tell(self, event: Event) -> None:
         """An event, unless the request was cancelled. A sink that fails has nobody behind it any more."""

@@ -10,11 +10,10 @@ import os
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Protocol
 
 from ggraph import env, gguf
-from ggraph.errors import VocabError, expect
+from ggraph.errors import VocabError, expect, file_path, flags, integer, named
 
 from . import config, special, tokens
 from .partition import Partition
@@ -53,11 +52,12 @@ class Vocab:
     fim_sep: int | None
 
     def __init__(self, source: str | os.PathLike[str] | gguf.File, *, kv_overrides: Mapping[str, Any] | None = None):
+        overrides = named("kv_overrides", kv_overrides)
         if isinstance(source, gguf.File):
-            self._load(source, dict(kv_overrides or {}))
+            self._load(source, overrides)
         else:
-            with gguf.File(Path(source)) as file:
-                self._load(file, dict(kv_overrides or {}))
+            with gguf.File(file_path("source", source)) as file:
+                self._load(file, overrides)
 
     def _load(self, file: gguf.File, overrides: dict[str, Any]) -> None:
         kv: Mapping[str, Any] = ChainMap(overrides, file.kv)  # type: ignore[arg-type]
@@ -118,6 +118,7 @@ class Vocab:
         """The ids of a text. `add_special`: with the BOS, EOS or SEP that the tokenizer adds. `parse_special`: control
         tokens written out in the text become those tokens (never do this with text from strangers)."""
         expect("text", text, str, "a text")
+        flags(add_special=add_special, parse_special=parse_special)
         encoder = self._encoder
         parts = self._partition.split(_well_formed(text), parse_special)
         rows = iter(encoder.encode([part for part in parts if isinstance(part, str)]))
@@ -136,15 +137,19 @@ class Vocab:
     def decode_bytes(self, ids: Iterable[int], special: bool = True) -> bytes:
         """The same as bytes. This undoes what `encode` adds: the first space, where it adds one, is gone, and some
         vocabularies drop spaces before punctuation."""
+        expect("ids", ids, Iterable, "a list of token ids")
+        flags(special=special)
         return self._pieces.join(ids, special)
 
     def piece(self, id: int, special: bool = True) -> bytes:
         """The bytes of one token, as they stand in a running text; b"" for a control token unless `special`."""
+        flags(special=special)
         return self._pieces.piece(id, special)
 
     def stream_decoder(self, special: bool = True) -> StreamDecoder:
         """Turns the ids of a running generation into text, character by whole character: the pieces as they come, so
         a first space stays, since what comes before belongs to the text."""
+        flags(special=special)
         return StreamDecoder(lambda id: self._pieces.piece(id, special))
 
     def text(self, id: int) -> str:
@@ -153,7 +158,7 @@ class Vocab:
 
     def is_eog(self, id: int) -> bool:
         """Whether a generation ends with this token."""
-        return id in self.eog
+        return integer("the token id", id) in self.eog
 
     def is_control(self, id: int) -> bool:
         """Whether the token is a mark of the format rather than text."""

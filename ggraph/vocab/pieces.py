@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from ggraph.errors import VocabError
+from ggraph.errors import VocabError, integer
 
 from .bpe import SPACE, byte_alphabet
 from .config import Config
@@ -26,12 +26,12 @@ class Pieces:
 
     def piece(self, id: int, special: bool = True) -> bytes:
         """What the token stands for; nothing for a control or unknown token unless `special`."""
-        if id not in self._known:
+        if integer("id", id) not in self._known:
             self._known[id] = self._make(self.check(id))
         return self._known[id] if special or not self._tokens.attrs[id] & (CONTROL | UNKNOWN) else b""
 
     def check(self, id: int) -> int:
-        if not 0 <= id < len(self._tokens):
+        if not 0 <= integer("id", id) < len(self._tokens):
             raise VocabError(f"token id {id} is not in the vocabulary of {len(self._tokens)} tokens")
         return id
 

@@ -357,7 +357,7 @@ def markdown(backend: Backend) -> str:
         shapes = ", ".join(_shape(s) for s in node.src if s is not None)
         table.append(f"| `{name}` | `{_call(make)}` | {doc} | {shapes} -> {_shape(node)} |")
     return "\n".join([
-        "# Ops", "", "Made from `ggraph/ops.py` and the case table by `python -m tests.backends.optable`.",
+        "# Ops", "", "Made from `ggraph/ops/` and the case table by `python -m tests.backends.optable`.",
         "Shapes are in ggml's order, the contiguous axis first. What an op computes is defined in `backends/ref`.", "",
         "| op | call | meaning | for example |", "|---|---|---|---|", *table, ""])
 

@@ -235,7 +235,8 @@ def test_a_saved_state_that_is_damaged_or_foreign_is_refused_and_changes_nothing
     marks, tails = list(twin.store.marks), twin.store.tails.copy()
     bad: State
     for bad in ({k: v for k, v in state.items() if k != "pos"}, state | {"cell": state["cell"][:-1]},
-                state | {"seq": state["seq"] + N_SEQ}, state | {"tail": state["tail"][:, :1]}):
+                state | {"seq": state["seq"] + N_SEQ}, state | {"pos": state["pos"] - 100},
+                state | {"pos": state["pos"] + 0.5}, state | {"tail": state["tail"][:, :1]}):
         with pytest.raises(Error):
             twin.store.restore(bad)
         assert twin.store.marks == marks and np.array_equal(twin.store.tails, tails)
@@ -245,6 +246,13 @@ def test_more_states_than_there_are_rows_are_refused() -> None:
     many, few = RecurrentStore(6), RecurrentStore(2)
     many.marks = [(Mark(3, N_FIXED + s),) for s in range(6)]
     assert not few.can_restore(many.state()) and few.restore(many.state()) is None
+
+
+def test_a_position_beyond_all_is_refused() -> None:
+    store = RecurrentStore(1)
+    store.marks = [(Mark(3, N_FIXED),)]
+    assert not store.seq_add(0, 0, -1, 2**31 - 4) and store.marks == [(Mark(3, N_FIXED),)]
+    assert store.seq_add(0, 0, -1, 2**31 - 5) and store.marks == [(Mark(2**31 - 2, N_FIXED),)]
 
 
 def batch(seq: int) -> Batch:
