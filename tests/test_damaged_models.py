@@ -20,7 +20,8 @@ WORDS = [b"\xff\xff\xff\x7f", b"\0\0\0\0", b"\xff\xff\xff\xff", b"\0\0\x80\x7f",
 VALUES = [0, -1, 1, 3, 10**6, 2**31 - 1, 2**31, 2**63, math.nan, math.inf, 0.0, -1.5, 1e30, True, "x", "", [], [1], [0] * 50]
 KEYS = ["attention.sliding_window", "rope.scaling.factor", "rope.scaling.type", "rope.scaling.attn_factor", "rope.freq_base",
         "rope.scaling.original_context_length", "rope.dimension_sections", "expert_count", "expert_used_count",
-        "expert_gating_func", "attention.head_count_kv", "attention.scale", "attention.max_alibi_bias", "attention.causal", "attention.clamp_kqv",
+        "expert_gating_func", "attention.head_count_kv", "attention.scale",
+        "attention.max_alibi_bias", "attention.causal", "attention.clamp_kqv",
         "vocab_size", "pooling_type", "nextn_predict_layers", "ssm.conv_kernel", "full_attention_interval", "logit_scale",
         "classifier.output_labels"]
 
