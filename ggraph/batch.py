@@ -1,4 +1,4 @@
-"""What is asked (`Batch`), what one graph runs (`Ubatch`), and the three ways to cut the first into the second.
+"""What is asked (`Batch`), what one graph runs (`Ubatch`), and the two ways to cut the first into the second.
 
 In: tokens or embeddings with positions and sequence ids. Out: `validate` gives the whole batch as one checked `Ubatch`;
 the splitters cut that into pieces of at most `n_ubatch` rows. It knows neither cells nor graphs, and changes nothing.
@@ -276,21 +276,6 @@ def split_equal(batch: Ubatch, n_ubatch: int, sequential: bool = False) -> Itera
         n = min(n_ubatch // len(sets), *(len(todo[s]) for s in sets))
         yield batch.take([r for s in sorted(sets) for r in todo[s][:n]], len(sets))
         todo = {s: left for s, rows in todo.items() if (left := rows[n:] if s in sets else rows)}
-
-
-def split_seq(batch: Ubatch, n_ubatch: int) -> Iterator[Ubatch]:
-    """Pieces of one sequence each; a shared start may be followed by one of the sequences that share it."""
-    todo = list(range(batch.n_tokens))
-    while todo:
-        now = batch.seq_ids[todo[0]]
-        rows: list[int] = []
-        for r in todo:
-            if len(rows) < n_ubatch and set(batch.seq_ids[r]) <= set(now):
-                now = batch.seq_ids[r]
-                rows.append(r)
-        yield batch.take(sorted(rows, key=batch.seq_ids.__getitem__))
-        taken = set(rows)
-        todo = [r for r in todo if r not in taken]
 
 
 def _rows_by_set(batch: Ubatch) -> dict[Seqs, list[int]]:

@@ -67,19 +67,6 @@ def cache_dir(*parts: str) -> Path:
     return (Path(chosen).expanduser() if chosen else _user_cache() / "ggraph").joinpath(*parts)
 
 
-def free_memory() -> int:
-    """Bytes of memory that are available; where the system does not tell, all of it, or 8 GiB."""
-    try:
-        with open("/proc/meminfo") as f:
-            return next(int(line.split()[1]) * 1024 for line in f if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        pass
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return 8 << 30
-
-
 def make_cache_dir(*parts: str) -> Path:
     """The same, made where missing. `Error` where it cannot be made or written."""
     path = cache_dir(*parts)
@@ -98,6 +85,19 @@ def _user_cache() -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
+def free_memory() -> int:
+    """Bytes of memory that are available; where the system does not tell, all of it, or 8 GiB."""
+    try:
+        with open("/proc/meminfo") as f:
+            return next(int(line.split()[1]) * 1024 for line in f if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        pass
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 8 << 30
 
 
 def set_quiet(quiet: bool) -> None:

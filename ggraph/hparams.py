@@ -293,7 +293,15 @@ def _rope(k: Keys, n_ctx_train: int) -> dict[str, Any]:
     return dict(rope_freq_base=base, rope_freq_scale=scale, rope_freq_base_swa=base, rope_freq_scale_swa=scale,
                 rope_scaling=k("rope.scaling.type", "linear"), rope_attn_factor=float(k.number("rope.scaling.attn_factor", 1.0)),
                 n_ctx_orig_yarn=int(k.number("rope.scaling.original_context_length", n_ctx_train)),
-                rope_sections=tuple(int(x) for x in k("rope.dimension_sections", (0, 0, 0, 0))))
+                rope_sections=_four(k, "rope.dimension_sections"))
+
+
+def _four(k: Keys, name: str) -> tuple[int, ...]:
+    """An array of at most four numbers; those that are missing are 0."""
+    values = k(name, ())
+    if isinstance(values, str) or len(values) > 4:
+        raise ModelError(f"{k.arch}.{name} is {values!r}; it must be up to four numbers")
+    return (*(int(x) for x in values), 0, 0, 0, 0)[:4]
 
 
 def _experts(k: Keys, n_layer: int) -> dict[str, Any]:

@@ -116,7 +116,7 @@ class OutputIds(Input):
 
 
 class CellIds(Input):
-    """`kv_idxs` I32 [n_tokens]: the cache row (stream * size + cell) that each token's K and V are written to."""
+    """`kv_idxs_0` (of KV group 0) I32 [n_tokens]: the cache row (stream * size + cell) that each token's K and V are written to."""
 
     def __init__(self, memory: LayerMemory, group: int, n_tokens: int):
         self.group, self.size = group, memory.kv[group].store.size
@@ -132,7 +132,7 @@ class CellIds(Input):
 
 
 class KQMask(Input):
-    """`kq_mask` F32 [n_kv, n_tokens/n_stream, 1, n_stream]: 0 where a token sees a cell, -inf where not.
+    """`kq_mask_0` F32 [n_kv, n_tokens/n_stream, 1, n_stream]: 0 where a token sees a cell, -inf where not.
 
     With ALiBi the zeros become minus the distance in positions.
     """
@@ -158,7 +158,7 @@ class KQMask(Input):
 
 
 class UbatchMask(Input):
-    """`kq_mask` F32 [n_tokens, n_tokens] of layers without a cache: who sees whom in the ubatch itself."""
+    """`kq_mask`, with a window `kq_mask_swa`, F32 [n_tokens, n_tokens] of layers without a cache: who sees whom in the ubatch."""
 
     def __init__(self, n_tokens: int, window: Window, causal: bool, alibi: bool):
         self.window, self.causal, self.alibi = window, causal, alibi
@@ -177,7 +177,7 @@ class UbatchMask(Input):
 
 
 class KVCells(Input):
-    """`kv_cells` I32 [n_cells] and `kv_spans` I32 [4, n_tokens]: the mask as lists of cells in position order."""
+    """`kv_cells_0` I32 [n_cells] and `kv_spans_0` I32 [n_tokens, 4]: the mask as lists of cells in position order."""
 
     def __init__(self, memory: LayerMemory, group: int, n_cells: int, n_tokens: int, causal: bool):
         self.memory, self.group, self.causal = memory, group, causal

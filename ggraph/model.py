@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from weakref import WeakSet
 
 from . import gguf, placement
@@ -40,6 +40,7 @@ class Architecture(Protocol):
     def graph(self, b: Any) -> None: ...
 
 
+@runtime_checkable
 class Predictor(Architecture, Protocol):
     """What it provides besides if its files may have a block for next-token prediction (MTP)."""
 
@@ -52,8 +53,8 @@ class Model(Single):
 
     `path` is a file (any shard of a split set) or a name that `ggraph.hub` knows. `kv_overrides` replaces metadata,
     `n_gpu_layers`, `override_tensor` and `repack` ("auto", "on", "off") say how weights are placed, `backend` ("ref", "cpu", ..)
-    on which backend alone instead of what GGRAPH_BACKEND says. Errors: `GGUFError`
-    for a damaged file, `ModelError` for an unknown architecture or tensors that do not fit it.
+    on which backend alone instead of what GGRAPH_BACKEND says. Errors: `GGUFError` for a damaged file, `ModelError` for an
+    unknown architecture or tensors that do not fit it.
     """
 
     instead = "threads may share it, a process opens its own with Model(path)"
@@ -146,7 +147,8 @@ class Model(Single):
 
         `ModelError` if the file has none, or its architecture here runs none.
         """
-        if not self.has_nextn or not hasattr(self.arch, "nextn_weights"):
+        arch = self.arch
+        if not self.has_nextn or not isinstance(arch, Predictor):
             what = f"architecture {self.hparams.arch!r} runs no" if self.has_nextn else f"{self.path.name} holds no"
             raise ModelError(f"{what} block for next-token prediction (MTP); draft with a smaller model, or \"ngram\"")
         with self._lock:
@@ -154,7 +156,7 @@ class Model(Single):
                 before = set(self.weights.leaves)
                 del self.weights.blk[self.hparams.n_layer:]             # of an attempt that failed
                 with sensible(self.path.name):
-                    self.arch.nextn_weights(self.weights)
+                    arch.nextn_weights(self.weights)
                 for b in self.backends:
                     b.pack([t for name, t in self.weights.leaves.items() if name not in before])
                 self._nextn = self.hparams.nextn()

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ggraph.batch import Batch, Ubatch, split_equal, split_seq, split_simple, validate
+from ggraph.batch import Batch, Ubatch, split_equal, split_simple, validate
 from ggraph.errors import BatchError
 
 SETS = st.sampled_from([(0,), (1,), (2,), (3,), (0, 1), (2, 3), (0, 1, 2, 3)])
@@ -223,17 +222,6 @@ def test_a_shared_token_has_no_stream() -> None:
         list(split_equal(any_batch([(2,), (0, 1)]), 4, sequential=True))
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.lists(SETS, min_size=1, max_size=30), st.integers(1, 9))
-def test_one_sequence_at_a_time(sets: list[tuple[int, ...]], n_ubatch: int) -> None:
-    batch = any_batch(sets)
-    pieces = list(split_seq(batch, n_ubatch))
-    check_split(batch, pieces, n_ubatch)
-    for u in pieces:
-        by_row = [set(s) for _, s in sorted(zip(u.rows.tolist(), u.seq_ids))]
-        assert all(later <= earlier for earlier, later in pairwise(by_row))
-
-
 def test_splits_of_known_batches() -> None:
     """Two sequences of 5 and 3 tokens, one after the other, then a third."""
     batch = any_batch([(1,)] * 5 + [(0,)] * 3 + [(3,)])
@@ -244,4 +232,3 @@ def test_splits_of_known_batches() -> None:
     assert rows(split_equal(batch, 6)) == [[5, 0, 8], [6, 7, 1, 2], [3, 4]]
     assert rows(split_equal(batch, 6, sequential=True)) == [[5, 6, 7, 0, 1, 2], [3, 4], [8]]
     assert rows(split_equal(batch, 2, sequential=True)) == [[5, 0], [6, 1], [7, 2], [3, 4], [8]]
-    assert rows(split_seq(batch, 4)) == [[0, 1, 2, 3], [4], [5, 6, 7], [8]]

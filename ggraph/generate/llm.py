@@ -35,6 +35,11 @@ MODEL_DEFAULTS = {"general.sampling." + key: name for key, name in {
 N_EMBED = 2048          # tokens of a text to embed, at most: it must be one ubatch
 
 
+def own_defaults(model: Model) -> dict[str, Any]:
+    """The sampling parameters that the file itself names."""
+    return {name: model.kv[key] for key, name in MODEL_DEFAULTS.items() if key in model.kv}
+
+
 class LLM(Single):
     """Generates, chats, embeds and scores with one model.
 
@@ -153,9 +158,8 @@ class LLM(Single):
             given["temp"] = temperature
         if ignore_eos:
             given["logit_bias"] = {**given.get("logit_bias", {}), **dict.fromkeys(sorted(self.vocab.eog), float("-inf"))}
-        own = {name: self.model.kv[key] for key, name in MODEL_DEFAULTS.items() if key in self.model.kv}
-        return Sampler(default_chain(**{**own, **given}), n_vocab=self.model.n_vocab, vocab=self.vocab, grammar=grammar,
-                       dry_breakers=dry_breakers)
+        chain = default_chain(**{**own_defaults(self.model), **given})
+        return Sampler(chain, n_vocab=self.model.n_vocab, vocab=self.vocab, grammar=grammar, dry_breakers=dry_breakers)
 
     def score(self, text: str | Sequence[int], progress: Report | None = None) -> list[TokenLogprob]:
         """The log-probability of each token after those before it. The first token (BOS where there is one) has none.

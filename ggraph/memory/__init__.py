@@ -83,9 +83,9 @@ class Memory:
 
     # one step: prepare the batch, then for each step apply, run, commit or rollback
 
-    def prepare(self, batch: Ubatch, split: Splitter | None = None) -> list[Step]:
+    def prepare(self, batch: Ubatch) -> list[Step]:
         """Cut a checked batch and find a place for all of it in every store; else ContextFull, and nothing changed."""
-        for cut in [split] if split else self._splitters():
+        for cut in self._splitters():
             ubatches = list(cut(batch, self.n_ubatch))
             plans = [store.prepare(ubatches) for store in self.stores]
             if None not in plans:

@@ -21,9 +21,10 @@ def rope(x: Tensor, pos: Tensor, factors: Tensor | None, *, n_dims: int, mode: i
     pos I32 [n_tokens], or [4 n_tokens] (axis after axis) for the multi-axis modes; factors F32 [n_dims/2] divide the
     angles. YaRN's parameters as in ggml_rope_ext.
     """
-    check(n_dims % 2 == 0 and offset + n_dims <= x.ne[0], f"rope of {n_dims} dimensions from {offset} on", x)
+    check(n_dims > 0 and n_dims % 2 == 0 and offset + n_dims <= x.ne[0], f"rope of {n_dims} dimensions from {offset} on", x)
     check(mode != VISION or (n_dims * 2 == x.ne[0] and not offset), "rope: VISION turns the whole head", x)
     check(pos.ne[0] == x.ne[2] * (4 if mode & MROPE else 1), "rope: wrong number of positions", x, pos)
+    check(not mode & MROPE or (len(sections) == 4 and min(sections) >= 0 < sum(sections)), f"rope: sections {sections}", x)
     check(factors is None or factors.ne[0] * 2 >= n_dims, "rope: too few frequency factors", x)
     params: dict[str, Any] = dict(n_dims=n_dims, mode=mode, freq_base=freq_base, freq_scale=freq_scale,
                                   ext_factor=ext_factor, attn_factor=attn_factor, beta_fast=beta_fast,

@@ -69,17 +69,17 @@ def split(qs: Array, bits: int) -> Array:
     return (qs[..., None, :] >> shifts[:, None]) & np.uint8((1 << bits) - 1)
 
 
-def extreme(x: Array) -> Array:
-    """[n, block] -> [n, 1]: the first element of largest magnitude, with its sign; +0.0 for a block of zeros."""
-    first = np.abs(x).argmax(axis=-1, keepdims=True)
-    return np.take_along_axis(x, first, -1) + np.float32(0)
-
-
 def join(fields: Array, bits: int) -> Array:
     """What `split` takes apart: bit fields [..., 8 // bits, k] -> bytes [..., k]."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     out: Array = np.bitwise_or.reduce(fields.astype(np.uint8) << shifts[:, None], axis=-2)
     return out
+
+
+def extreme(x: Array) -> Array:
+    """[n, block] -> [n, 1]: the first element of largest magnitude, with its sign; +0.0 for a block of zeros."""
+    first = np.abs(x).argmax(axis=-1, keepdims=True)
+    return np.take_along_axis(x, first, -1) + np.float32(0)
 
 
 def code(x: Array, d: Array, low: int, high: int) -> Array:

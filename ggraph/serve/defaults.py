@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import expect
-from ..generate.llm import MODEL_DEFAULTS
+from ..generate.llm import own_defaults
 from ..model import Model
 from ..sampling import DEFAULTS
 
@@ -12,4 +12,4 @@ from ..sampling import DEFAULTS
 def sampling_defaults(model: Model) -> dict[str, Any]:
     """Arguments of `ggraph.default_chain`."""
     expect("model", model, Model, "a Model")
-    return {**DEFAULTS, **{name: model.kv[key] for key, name in MODEL_DEFAULTS.items() if key in model.kv}}
+    return {**DEFAULTS, **own_defaults(model)}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ggraph.batch import Batch, Ubatch, split_seq, validate
+from ggraph.batch import Batch, Ubatch, validate
 from ggraph.errors import BatchError, ContextFull
 from ggraph.memory import Memory
 from ggraph.memory.kv import KVStore
@@ -93,7 +93,6 @@ def test_stores_choose_the_split() -> None:
     assert [s.ubatch.rows.tolist() for s in pool.prepare(whole(pool, *rows))] == [[0, 3, 1, 2], [4, 5]]
     assert [s.ubatch.rows.tolist() for s in streams.prepare(whole(streams, *rows))] == [[0, 1, 5], [3, 2], [4]]
     assert [s.slots[0].streams.tolist() for s in streams.prepare(whole(streams, *rows))] == [[0, 1, 2], [0, 1], [0]]
-    assert [s.ubatch.rows.tolist() for s in pool.prepare(whole(pool, *rows), split_seq)] == [[0, 3, 4], [1, 2], [5]]
 
 
 def test_no_store_only_splits() -> None:
