@@ -184,12 +184,17 @@ def test_more_memory_than_there_is(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGTERM as Unix has it")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_program(path: Path, number: int) -> None:
-    code = ("import sys, ggraph\nllm = ggraph.LLM(sys.argv[1], n_ctx=256)\nprint('ready', flush=True)\n"
+    code = ("import signal, sys, ggraph\n"
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"       # which is off in what a shell runs in the background
+            "llm = ggraph.LLM(sys.argv[1], n_ctx=256)\nprint('ready', flush=True)\n"
             "while True:\n    llm.generate('the rain', max_tokens=100).read()\n")
     command = [sys.executable, "-c", code, str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
-        _, said = process.communicate(timeout=60)
+        try:
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == -number if number == signal.SIGTERM else "KeyboardInterrupt" in said
