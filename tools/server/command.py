@@ -77,8 +77,15 @@ CHAT = (
     _chat("--chat-template-file", type=_file, help="Use the template in this file."),
     _chat("--chat-template-kwargs", metavar="JSON", help="""More values for the template, as in '{"enable_thinking": false}'."""),
     _chat("--jinja/--no-jinja", default=True, help="Accepted for llama-server's sake; templates are always Jinja."),
-    _chat("--reasoning-format", type=click.Choice(["auto", "none", "deepseek"]), default="auto", show_default=True,
-          help="none leaves thoughts in the content."),
+    _chat("--reasoning-format", type=click.Choice(["auto", "none", "deepseek", "deepseek-legacy"]), default="auto",
+          show_default=True, help="none leaves thoughts in the content."),
+    _chat("-rea", "--reasoning", type=click.Choice(["on", "off", "auto"]), default="auto", show_default=True,
+          help="Let the template ask for thoughts: it is given enable_thinking; auto leaves that to it."),
+    _chat("--reasoning-effort", metavar="WORD",
+          help="How much to think, for templates that know it, such as low or high; none: not at all."),
+    _chat("--reasoning-budget", type=click.IntRange(min=-1), default=-1, show_default=True, metavar="N",
+          help="Tokens of a thought, at most, where the request says nothing; -1: any number."),
+    _chat("--reasoning-budget-message", default="", metavar="TEXT", help="Said before a thought is ended."),
     _chat("--prefill-assistant/--no-prefill-assistant", default=True,
           help="An assistant's message at the end is the start of the answer.  [default: on]"),
 )
@@ -104,7 +111,9 @@ ENVIRONMENT = {
     "cache_prompt": "CACHE_PROMPT", "embedding": "EMBEDDINGS", "rerank": "RERANKING", "pooling": "POOLING",
     "n_predict": "N_PREDICT", "context_shift": "CONTEXT_SHIFT", "chat_template": "CHAT_TEMPLATE",
     "chat_template_file": "CHAT_TEMPLATE_FILE", "chat_template_kwargs": "CHAT_TEMPLATE_KWARGS", "jinja": "JINJA",
-    "reasoning_format": "THINK", "prefill_assistant": "PREFILL_ASSISTANT", "temp": "TEMPERATURE", "top_k": "TOP_K",
+    "reasoning_format": "THINK", "reasoning": "REASONING", "reasoning_effort": "REASONING_EFFORT",
+    "reasoning_budget": "THINK_BUDGET", "reasoning_budget_message": "THINK_BUDGET_MESSAGE",
+    "prefill_assistant": "PREFILL_ASSISTANT", "temp": "TEMPERATURE", "top_k": "TOP_K",
     "top_p": "TOP_P", "min_p": "MIN_P", "repeat_penalty": "REPEAT_PENALTY", "presence_penalty": "PRESENCE_PENALTY",
     "frequency_penalty": "FREQUENCY_PENALTY", "rope_scaling": "ROPE_SCALING_TYPE", "rope_scale": "ROPE_SCALE",
     "rope_freq_base": "ROPE_FREQ_BASE", "rope_freq_scale": "ROPE_FREQ_SCALE", "yarn_orig_ctx": "YARN_ORIG_CTX",
@@ -160,6 +169,7 @@ def _check(p: Params) -> None:
         raise click.BadParameter(f"not JSON: {e}", param_hint="--chat-template-kwargs") from None
     if not isinstance(p["chat_template_kwargs"], dict):
         raise click.BadParameter("must be a JSON object", param_hint="--chat-template-kwargs")
+    p["chat_template_kwargs"] = _thinking(p) | p["chat_template_kwargs"]
     if "draft-simple" in types(p) and not p["spec_draft_model"]:
         raise click.UsageError("--spec-type draft-simple needs a draft model: give -md")
     if p["rerank"]:
@@ -167,6 +177,16 @@ def _check(p: Params) -> None:
     if p["n_parallel"] < 1:
         p["n_parallel"] = 1 if p["embedding"] else 4
     p["n_batch"] = max(p["n_batch"], p["n_parallel"])
+
+
+def _thinking(p: Params) -> Params:
+    """What --reasoning and --reasoning-effort tell the template."""
+    told: Params = {} if p["reasoning"] == "auto" else {"enable_thinking": p["reasoning"] == "on"}
+    if p["reasoning_effort"] is not None:
+        told["reasoning_effort"] = p["reasoning_effort"]
+        if p["reasoning_effort"] == "none":
+            told["enable_thinking"] = False
+    return told
 
 
 class Server:
@@ -267,6 +287,7 @@ def _options(p: Params) -> Any:
                    slot_save_path=p["slot_save_path"], cache_prompt=p["cache_prompt"], n_predict=p["n_predict"],
                    stop=tuple(p["reverse_prompt"]), prefill_assistant=p["prefill_assistant"],
                    reasoning_format=p["reasoning_format"], embd_normalize=p["embd_normalize"], log_requests=p["log_requests"],
+                   reasoning_budget=p["reasoning_budget"], reasoning_budget_message=p["reasoning_budget_message"],
                    spec_types=types(p), ui=p["ui"], inspect=p["inspect"],
                    template_kwargs=p["chat_template_kwargs"], sampling=sampling)
 
