@@ -344,7 +344,7 @@ def test_close_ends_all(model: ggraph.Model) -> None:
         for a in asked:
             with pytest.raises(ggraph.Aborted):
                 a.read()
-        with pytest.raises(ggraph.Error, match="closed"):
+        with pytest.raises(ggraph.Aborted, match="stopping"):
             Asked(engine, model, "a")
 
 
@@ -378,4 +378,8 @@ def test_embedder(model: ggraph.Model) -> None:
             embedder.submit([5] * 300)
         with pytest.raises(ggraph.Error):
             embedder.submit([])
+        last = [embedder.submit(model.vocab.encode("the rain " * 20)) for _ in range(30)]
         embedder.close()
+        assert all(f.done() for f in last) and isinstance(last[-1].exception(), ggraph.Aborted | None)
+        with pytest.raises(ggraph.Aborted):
+            embedder.submit([5])

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from .speculative import DRAFT, Types, guesser, most, n_rollback, types
 
 _server, _chat, _output = group("Server"), group("Chat"), group("Output")
 _file = click.Path(exists=True, dir_okay=False)
+GRACE = 5       # seconds that requests have to end, once the server is to stop
 
 SERVER = (
     _server("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen at."),
@@ -198,7 +200,7 @@ class Server:
         self.p, self.options = p, _options(p)
         self.service: Service | None = None
         self.error: BaseException | None = None
-        self._web = _web(make_app(lambda: self.service, self.options), p)
+        self._web = _web(make_app(lambda: self.service, self.options), p, self._end)
         self._stop: list[Any] = []
 
     def run(self) -> None:
@@ -212,6 +214,11 @@ class Server:
             raise self.error
         if not self._web.started:
             sys.exit(1)
+
+    def _end(self) -> None:
+        """Requests that have not ended in time are told so."""
+        if self.service is not None:
+            self.service.close()
 
     def _load(self) -> None:
         try:
@@ -248,7 +255,7 @@ class Server:
         return Service(model, ctx, engine, embedder, template, self.options)
 
 
-def _web(app: Any, p: Params) -> Any:
+def _web(app: Any, p: Params, end: Callable[[], None]) -> Any:
     import uvicorn
 
     from .patience import patient
@@ -259,8 +266,11 @@ def _web(app: Any, p: Params) -> Any:
         def handle_exit(self, sig: int, frame: Any) -> None:
             if self.should_exit:
                 os._exit(128 + sig)
-            env.log("stopping: requests have 5 seconds to end; once more to leave at once")
+            env.log(f"stopping: requests have {GRACE} seconds to end; once more to leave at once")
             self.should_exit = True
+            timer = threading.Timer(GRACE, end)
+            timer.daemon = True
+            timer.start()
 
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
@@ -270,7 +280,7 @@ def _web(app: Any, p: Params) -> Any:
                     env.log(f"listening at http://{host}:{port}")
 
     config = uvicorn.Config(app, host=p["host"], port=p["port"], log_level="warning", access_log=False, lifespan="off",
-                            timeout_graceful_shutdown=5, server_header=False, http=patient(p["timeout"]),
+                            timeout_graceful_shutdown=2 * GRACE, server_header=False, http=patient(p["timeout"]),
                             h11_max_incomplete_event_size=1 << 16)
     return Web(config)
 

@@ -155,8 +155,11 @@ async def respond(service: Service, request: Request, body: Completion, work: li
         ping = service.options.ping if body.sse_ping_interval is None else body.sse_ping_interval
         return EventStream(_stream(service, body, run, work), run.cancel, ping)
     choices = await while_connected(request, collect(run, work))
-    answers = [selected(final(service, c, i, body.return_tokens, False), body.response_fields) for i, c in enumerate(choices)]
-    return JSON(answers if many else answers[0])
+
+    def told() -> Response:
+        answers = [selected(final(service, c, i, body.return_tokens, False), body.response_fields) for i, c in enumerate(choices)]
+        return JSON(answers if many else answers[0])
+    return await in_thread(told)
 
 
 async def _stream(service: Service, body: Completion, run: Run, work: list[Job]) -> AsyncGenerator[bytes, None]:

@@ -60,7 +60,10 @@ async def completions(service: Service, request: Request, body: Completion) -> R
     run = await service.start(work)
     if body.stream:
         return EventStream(_completion_stream(service, body, run, work), run.cancel, ping_of(service, body))
-    done = await while_connected(request, collect(run, work))
+    return await in_thread(_completed, service, body, await while_connected(request, collect(run, work)))
+
+
+def _completed(service: Service, body: Completion, done: list[Choice]) -> Response:
     choices = [{"text": (c.job.text if body.echo else "") + c.text, "index": i, "logprobs": _logprobs(service, c, body.echo),
                 "finish_reason": c.end.finish_reason} for i, c in enumerate(done)]
     answer = {"choices": choices, **head(service, "text_completion"), "usage": usage([c.end for c in done]),
@@ -132,6 +135,10 @@ async def chat(service: Service, request: Request, body: Chat) -> Response:
     if body.stream:
         return EventStream(_chat_stream(service, body, run, conversation, same), run.cancel, ping_of(service, body))
     turns = await while_connected(request, turns_of(run, conversation))
+    return await in_thread(_answered, service, body, conversation, same, turns)
+
+
+def _answered(service: Service, body: Chat, conversation: Conversation, same: dict[str, Any], turns: list[Turn]) -> Response:
     choices = [{"finish_reason": t.finish_reason, "index": i, "message": message(t),
                 **_items(service, conversation, t.whole.logprobs)} for i, t in enumerate(turns)]
     return JSON({"choices": choices, **same, "usage": usage([t.end for t in turns]),

@@ -99,6 +99,12 @@ class Service:
             raise Problem(501, "This server does not support embeddings. Start it with `--embeddings`")
         return self._embedder
 
+    def close(self) -> None:
+        """Requests that are running fail."""
+        for running in (self._engine, self._embedder):
+            if running is not None:
+                running.close()
+
     @property
     def n_slots(self) -> int:
         return self.ctx.n_seq_max
@@ -261,5 +267,5 @@ class Run:
 
 
 async def in_thread(function: Callable[..., T], *args: Any) -> T:
-    """Work that may take long: templates, tokenizers, grammars."""
+    """Work that may take long: templates, tokenizers, grammars, long lists."""
     return await asyncio.get_running_loop().run_in_executor(None, lambda: function(*args))

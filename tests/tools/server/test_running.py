@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -34,6 +35,10 @@ def test_slot_files(client: httpx.Client, slots_folder: Path) -> None:
     saved = post(client, "/slots/1?action=save", filename="s.bin")
     assert saved["n_saved"] == first["tokens_cached"] and saved["n_written"] == (slots_folder / "s.bin").stat().st_size
     assert post(client, "/slots/1?action=erase")["n_erased"] == saved["n_saved"]
+    (slots_folder / "folder").mkdir()
+    for action in ("save", "restore"):
+        wrong = post(client, f"/slots/1?action={action}", 400, filename="folder")["message"]
+        assert "directory" in wrong and str(slots_folder) not in wrong
     assert post(client, "/slots/2?action=restore", filename="s.bin")["n_restored"] == saved["n_saved"]
     again = post(client, "/completion", prompt="the rain in spain", id_slot=2, **GREEDY)
     assert again["content"] == first["content"] and again["timings"]["cache_n"] == again["tokens_evaluated"] - 1
@@ -55,7 +60,7 @@ def test_keys_and_signals(file: str) -> None:
         for headers in ({}, {"Authorization": "Bearer three"}):
             r = c.post("/tokenize", json={}, headers=headers)
             assert r.status_code == 401 and r.json()["error"]["type"] == "authentication_error"
-        for headers in ({"Authorization": "Bearer one"}, {"X-Api-Key": "two"}):
+        for headers in ({"Authorization": "Bearer one"}, {"Authorization": "bearer one"}, {"X-Api-Key": "two"}):
             assert c.post("/tokenize", json={}, headers=headers).status_code == 200
         with c.stream("POST", "/completion", headers={"X-Api-Key": "two"},
                       json={"prompt": "a", "n_predict": 200, "stream": True, "ignore_eos": True}) as r:
@@ -65,6 +70,23 @@ def test_keys_and_signals(file: str) -> None:
             lines = [line for line in stream if line.startswith("data: ")]
         assert json.loads(lines[-1][6:])["stop"]
         assert server.process.wait(20) == 0
+
+
+def test_requests_that_do_not_end_in_time(file: str) -> None:
+    """After the signal each stream and each answer ends with an error, and the server in good order."""
+    body = {"prompt": "a", "n_predict": -1, "ignore_eos": True}
+    with running("-m", file, "-c", "400", "-np", "2", "--context-shift") as server, \
+            httpx.Client(base_url=server.url, timeout=30) as c, stalled(server.url, as_sent("/completion", body)) as whole, \
+            c.stream("POST", "/completion", json={**body, "stream": True}) as r:
+        stream = r.iter_lines()
+        next(stream)
+        server.process.send_signal(signal.SIGTERM)
+        lines = [line for line in stream if line.startswith("data: ")]
+        assert json.loads(lines[-1][6:])["error"] == {"code": 503, "message": "the server is stopping", "type": "unavailable_error"}
+        assert whole.recv(4096).startswith(b"HTTP/1.1 503 ")
+        assert server.process.wait(20) == 0
+        server._reader.join(5)
+        assert not [line for line in server.log if "Traceback" in line or "Error" in line], server.log
 
 
 def test_a_slow_client_and_the_log(file: str) -> None:
@@ -90,6 +112,11 @@ def stalled(url: str, sent: bytes) -> socket.socket:
     return s
 
 
+def as_sent(path: str, body: dict[str, Any]) -> bytes:
+    raw = json.dumps(body).encode()
+    return b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (path.encode(), len(raw), raw)
+
+
 def test_clients_that_stall(file: str) -> None:
     """In the head of a request, in that of a second one, and instead of reading a stream: their connections are closed."""
     with running("-m", file, "-c", "512", "-np", "1", "--timeout", "1") as server, httpx.Client(base_url=server.url) as c:
@@ -100,9 +127,8 @@ def test_clients_that_stall(file: str) -> None:
                     while part := s.recv(4096):
                         answer += part
                 assert (b"200 OK" in answer) == head.startswith(b"GET")
-        body = json.dumps({"prompt": "a", "n_predict": 250, "ignore_eos": True, "stream": True, "n_probs": 280}).encode()
-        request = b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-        with stalled(server.url, request) as s:
+        body = {"prompt": "a", "n_predict": 250, "ignore_eos": True, "stream": True, "n_probs": 280}
+        with stalled(server.url, as_sent("/completion", body)) as s:
             soon(lambda: not idle(c))
             time.sleep(0.2)
             soon(lambda: idle(c))
@@ -122,7 +148,8 @@ def test_verbose(file: str) -> None:
 
 
 def test_a_second_signal(file: str) -> None:
-    with running("-m", file, "-c", "20000", "-np", "1") as server, httpx.Client(base_url=server.url, timeout=30) as c, \
+    with running("-m", file, "-c", "256", "-np", "1", "--context-shift") as server, \
+            httpx.Client(base_url=server.url, timeout=30) as c, \
             c.stream("POST", "/completion", json={"prompt": "a", "n_predict": -1, "stream": True, "ignore_eos": True}) as r:
         next(r.iter_lines())
         server.process.send_signal(signal.SIGINT)
