@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterable
+from types import NoneType
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ggraph.errors import SamplerError, expect, flags, integer, texts
 from ggraph.sampling.chain import Grammar
-
-
-class Pieces(Protocol):
-    """What is asked of a vocabulary."""
-
-    @property
-    def n_vocab(self) -> int: ...
-
-    def piece(self, id: int) -> bytes: ...
-
-    def encode(self, text: str, add_special: bool, parse_special: bool) -> list[int]: ...
+from ggraph.sampling.dry import Vocabulary
 
 
 class ReasoningBudget:
@@ -29,14 +20,22 @@ class ReasoningBudget:
     `ends` come, whatever else is likelier. A character is never cut.
 
     `opened`: the text begins inside a thought. `inner`: a grammar that the whole text follows, which must allow what is forced.
-    Marks are found in the text, however it is cut into tokens.
+    Marks are found in the text, however it is cut into tokens; none of them may be empty (`SamplerError`).
     """
 
-    def __init__(self, vocab: Pieces, start: str, ends: Sequence[str], budget: int, *, message: str = "", opened: bool = False,
+    def __init__(self, vocab: Vocabulary, start: str, ends: Iterable[str], budget: int, *, message: str = "", opened: bool = False,
                  inner: Grammar | None = None):
+        expect("vocab", vocab, Vocabulary, "a Vocab")
+        expect("start", start, str, "a text")
+        expect("message", message, str, "a text")
+        expect("inner", inner, (Grammar, NoneType), "a Grammar")
+        flags(opened=opened)
+        ends = texts("ends", "an end of ends", ends)
+        if not start or not ends or not all(ends):
+            raise SamplerError("start and ends mark a thought: none of them may be empty")
         self._vocab, self._start, self._ends = vocab, start.encode(), [end.encode() for end in ends]
         self._forced = _encoded(vocab, message + ends[0])
-        self._budget = budget if budget >= 0 else math.inf
+        self._budget = budget if integer("budget", budget) >= 0 else math.inf
         self._opened, self.inner = opened, inner
         self._begin()
 
@@ -65,7 +64,7 @@ class ReasoningBudget:
 
     def accepts(self, token: int) -> bool:
         if self._at is not None:
-            return token == self._forced[self._at]
+            return integer("token", token) == self._forced[self._at]
         return self.inner is None or self.inner.accepts(token)
 
     def mask(self) -> NDArray[np.bool_]:
@@ -77,6 +76,7 @@ class ReasoningBudget:
         return allowed
 
     def accept(self, token: int) -> None:
+        token = integer("token", token)
         if self.inner is not None:
             self.inner.accept(token)
         self._tail += self._vocab.piece(token)
@@ -116,9 +116,11 @@ class ReasoningBudget:
         self._begin()
 
 
-def _encoded(vocab: Pieces, text: str) -> list[int]:
+def _encoded(vocab: Vocabulary, text: str) -> list[int]:
     """Without the space that some tokenizers put before every text, where it is a token of its own."""
     ids = vocab.encode(text, add_special=False, parse_special=True)
+    if not ids:
+        raise SamplerError(f"the vocabulary has no token for {text[:40]!r}, which is to end a thought")
     extra = vocab.piece(ids[0]) == b" " and b"".join(map(vocab.piece, ids)) == b" " + text.encode()
     return ids[1:] if extra else ids
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..adapters import Adapter
-from ..errors import Error, expect, flags, function, integer, integers, numbers, texts
+from ..errors import Error, at_least, expect, flags, function, integer, integers, numbers, texts
 from ..generate import Output, TokenLogprob
 from ..generate.output import logprob
 from ..sampling import Sampler
@@ -139,6 +139,7 @@ class Request:
         integers(max_tokens=self.max_tokens, cache_reuse=self.cache_reuse, slot=self.slot, n_keep=self.n_keep,
                  logprobs=0 if self.logprobs is None else self.logprobs,
                  prompt_logprobs=0 if self.prompt_logprobs is None else self.prompt_logprobs)
+        at_least(0, n_discard=self.n_discard, n_indent=self.n_indent)
         numbers(time_limit=self.time_limit)
         flags(cache_prompt=self.cache_prompt, progress=self.progress, timings=self.timings, post_sampling=self.post_sampling)
 

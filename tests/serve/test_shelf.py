@@ -179,6 +179,6 @@ def test_states_are_one_piece_of_memory() -> None:
     packed = Packed({k: np.asarray(v) for k, v in arrays.items()})
     found = packed.arrays()
     assert list(found) == list(arrays) and all(np.array_equal(found[k], v) for k, v in arrays.items())
-    assert all(found[k].dtype == np.asarray(v).dtype and np.shares_memory(found[k], packed.data) or not found[k].size
+    assert all((found[k].dtype == np.asarray(v).dtype and np.shares_memory(found[k], packed.data)) or not found[k].size
                for k, v in arrays.items())
     assert Packed({}).arrays() == {}

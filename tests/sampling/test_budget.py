@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ggraph import ReasoningBudget, Sampler
+from ggraph import ReasoningBudget, Sampler, SamplerError
 from ggraph.sampling.budget import _whole
 
 PIECES: list[str | bytes] = ["<", "think", ">", "</", "<think>", "</think>", "x", " <th", "ink> ", "é", "stop"]
@@ -99,6 +99,12 @@ def test_a_thought_can_be_ended_from_outside() -> None:
         limit.accept(id)
     assert limit.finish() and not limit.finish()
     assert written(limit, ["x"]) == "</think>x" and not limit.finish()
+
+
+@pytest.mark.parametrize("marks", [("", ["b"]), ("a", []), ("a", [""]), ("a", ["b", ""])])
+def test_marks_that_are_empty(marks: tuple[str, list[str]]) -> None:
+    with pytest.raises(SamplerError, match="none of them may be empty"):
+        ReasoningBudget(Vocab(), *marks, 1)
 
 
 def test_clone_and_reset() -> None:
