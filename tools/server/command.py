@@ -136,6 +136,12 @@ class _Command(Command):
             if param.name == "spec_type" and isinstance(param.type, click.Choice):
                 param.type = Types(param.type)
 
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """LLAMA_ARG_NO_... with any value turns off what can be turned off."""
+        off = {p.name: False for p in self.params if p.name in ENVIRONMENT and p.secondary_opts
+               and f"LLAMA_ARG_NO_{ENVIRONMENT[p.name]}" in os.environ}
+        return super().make_context(*args, **{"default_map": off, **extra})
+
 
 @click.command(cls=_Command, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @options(SERVER, MODEL, CHAT, CONTEXT, SPECULATIVE, DRAFT, SAMPLING, ROPE, OUTPUT)
