@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ggraph.hub import HubError
     from ggraph.model import Model, audit
     from ggraph.observe import Observed
-    from ggraph.sampling import Sampler, default_chain
+    from ggraph.sampling import ReasoningBudget, Sampler, default_chain
     from ggraph.serve import (
         Done,
         EachAlone,
@@ -98,6 +98,7 @@ __all__ = [
     "Piece",
     "PlacementError",
     "Progress",
+    "ReasoningBudget",
     "Request",
     "STOP",
     "Sampler",
@@ -139,6 +140,7 @@ _HOME = {
     "Observed": "observe",
     "Piece": "serve",
     "Progress": "serve",
+    "ReasoningBudget": "sampling",
     "Request": "serve",
     "STOP": "context",
     "Sampler": "sampling",

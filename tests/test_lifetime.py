@@ -81,6 +81,10 @@ def test_engine_and_embedder_end_with_their_threads(llm: LLM) -> None:
             assert embedder.submit([1, 20]).result().shape == (tiny.N_EMBD,)
             engine.close()
             embedder.close()
+    for _ in range(200):            # a thread that was joined is on its way out
+        if len(os.listdir("/proc/self/task")) == before:
+            break
+        time.sleep(0.02)
     assert len(os.listdir("/proc/self/task")) == before
 
 

@@ -122,14 +122,15 @@ class History:
             self.settle()
             raise
 
-    def shift(self, n_keep: int) -> None:
-        """Make room as llama.cpp does: behind the first `n_keep` tokens, half of the others are dropped.
+    def shift(self, n_keep: int, n_discard: int = 0) -> None:
+        """Make room as llama.cpp does: behind the first `n_keep` tokens, `n_discard` of the others are dropped, 0: half of them.
 
         Where positions cannot be moved in the cache, the tokens that stay are evaluated again.
         """
         n_past = len(self.tokens)
         n_keep = min(n_keep, self.n_ctx - 4)
-        dropped = max(0, n_past - n_keep) // 2
+        n_left = max(0, n_past - n_keep)
+        dropped = min(n_discard, max(n_left - 1, 0)) or n_left // 2
         kept = self.tokens[:n_keep] + self.tokens[n_keep + dropped:]
         self.tokens = []            # until memory has followed, they have nothing in common
         memory = self.ctx.memory

@@ -5,13 +5,14 @@ the block; it follows the first one, batch by batch, so that the block has seen 
 """
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import numpy as np
 
 from ..batch import Batch, Ubatch
 from ..context import Context
-from ..errors import Error, expect, integers, numbers
+from ..errors import ContextFull, Error, expect, integers, numbers
 from ..sampling import Sampler
 from .speculative import guesses
 
@@ -20,12 +21,12 @@ class Nextn:
     """The block of a Context's model, with a cache of its own, behind all sequences of that Context.
 
     What a sequence held before, or was loaded, the block has not seen: its guesses are worse for it, and the text is the same.
-    Errors: `ModelError` if there is no such block.
+    So it is with what it forgets because its cells are short. Errors: `ModelError` if there is no such block.
     """
 
     def __init__(self, ctx: Context):
         expect("ctx", ctx, Context, "a Context")
-        cp = ctx.cparams
+        self.text, cp = ctx, ctx.cparams
         self.ctx = Context(ctx.model, mtp=True, n_ctx=cp.n_ctx, n_batch=cp.n_batch, n_ubatch=cp.n_ubatch, n_seq_max=cp.n_seq_max,
                            kv_unified=cp.kv_unified, type_k=cp.type_k.name, type_v=cp.type_v.name, flash_attn=cp.flash_attn,
                            n_threads=cp.n_threads, n_threads_batch=cp.n_threads_batch)
@@ -49,7 +50,21 @@ class Nextn:
                 before[s] = {pos: hidden[i]}
                 self.hidden[s][pos] = hidden[i].copy()
         if len(batch):
-            self.ctx.process("decode", batch)
+            self._process(batch)
+
+    def _process(self, batch: Batch) -> None:
+        """As there is room: with all that is remembered, without what the texts have given up, with nothing, or not at all."""
+        for forget in (None, self._trim, self.ctx.memory.clear):
+            if forget:
+                forget()
+            with contextlib.suppress(ContextFull):
+                self.ctx.process("decode", batch)
+                return
+
+    def _trim(self) -> None:
+        """Forget what is behind the ends of the texts: it is in memory until a text goes on there."""
+        for s in range(len(self.hidden)):
+            self.ctx.memory.seq_rm(s, self.text.memory.seq_pos_max(s) + 1, -1)
 
     def _begin(self, seqs: Sequence[int], pos: int) -> None:
         """Make room for tokens from `pos` on, which these sequences share, or each has alone."""

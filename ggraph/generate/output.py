@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ..errors import SamplerError
 from ..vocab import Vocab
-from .stops import Stops
+from .stops import Indent, Stops
 
 
 class TokenLogprob(NamedTuple):
@@ -28,16 +28,19 @@ class Output:
     """`finish_reason` is None while the text goes on; then "stop" (`stop_type` "eos" or "word"), "length" ("limit" or
     "context") or "cancelled". `tokens` are all that were sampled, with the one that ended the text.
 
-    At most `max_tokens`, no limit if negative; `stop`: strings that end the text; `special`: control tokens are text.
+    At most `max_tokens`, no limit if negative; `stop`: strings that end the text; `special`: control tokens are text; a line whose
+    indentation is below `n_indent` ends it ("limit").
     """
 
-    def __init__(self, vocab: Vocab, max_tokens: int = -1, stop: str | Iterable[str] = (), special: bool = False):
+    def __init__(self, vocab: Vocab, max_tokens: int = -1, stop: str | Iterable[str] = (), special: bool = False,
+                 n_indent: int = 0):
         self.vocab, self.max_tokens, self.special = vocab, max_tokens, special
         self.tokens: list[int] = []
         self.text = ""
         self.finish_reason: str | None = None
         self.stop_type: str | None = None
         self.stops = Stops([stop] if isinstance(stop, str) else stop)
+        self._indent = Indent(n_indent)
         self._decoder = vocab.stream_decoder(special)
 
     def push(self, token: int) -> str:
@@ -45,7 +48,9 @@ class Output:
         self.tokens.append(token)
         ends = self.vocab.is_eog(token)
         piece = self._take(self._decoder.push(token)) if self.special or not ends else ""
-        if self.stops.found is not None:
+        if self._indent.short:
+            self.finish_reason, self.stop_type = "length", "limit"
+        elif self.stops.found is not None:
             self.finish_reason, self.stop_type = "stop", "word"
         elif ends:
             piece += self.finish("stop", "eos")
@@ -57,12 +62,12 @@ class Output:
         """End the text; what was held back of it."""
         piece = self._take(self._decoder.finish())
         self.finish_reason, self.stop_type = reason, stop_type
-        rest = self.stops.finish()
+        rest = self._indent.push(self.stops.finish())
         self.text += rest
         return piece + rest
 
     def _take(self, piece: str) -> str:
-        certain = self.stops.push(piece)
+        certain = self._indent.push(self.stops.push(piece))
         self.text += certain
         return certain
 

@@ -45,6 +45,29 @@ class Stops:
         return held
 
 
+class Indent:
+    """Ends a text at a line that begins with fewer than `n` spaces and tabs; its first line may be as it is."""
+
+    def __init__(self, n: int):
+        self.n = n
+        self.short = False          # the text has ended
+        self._line = -1             # spaces and tabs at the start of the current line so far, -1 behind it
+
+    def push(self, piece: str) -> str:
+        """As much of a piece as belongs to the text; the spaces of a line that is too short do."""
+        if self.short or self.n <= 0:
+            return "" if self.short else piece
+        for i, c in enumerate(piece):
+            if self._line >= 0 and c in " \t":
+                self._line += 1
+            elif 0 <= self._line < self.n:
+                self.short = True
+                return piece[:i]
+            else:
+                self._line = 0 if c == "\n" else -1
+        return piece
+
+
 def _overlap(text: str, word: str) -> int:
     """Length of the longest end of `text` with which `word` begins, less than the whole word."""
     return next((n for n in range(min(len(text), len(word) - 1), 0, -1) if text.endswith(word[:n])), 0)

@@ -28,6 +28,7 @@ _ARGUMENTS: dict[str, tuple[type, float, float]] = {
     "LAST_N": _INT32,
     "ALLOWED": _INT32,
     "M": (int, 1, 2**31 - 1),
+    "MIN_KEEP": (int, 0, 2**31 - 1),
     "ID": (int, 0, 2**31 - 1),
     "BIAS": (f32, -math.inf, _MAX),
     "REPEAT": (f32, _TINY, _MAX),
@@ -227,9 +228,10 @@ def _arguments(name: str, fields: list[str], n_vocab: int) -> Iterator[Any]:
     wanted = WORDS[name].usage.split()
     if wanted[-1:] == ["..."]:
         wanted = wanted[:-1] * max(len(fields) // (len(wanted) - 1), 1)
-    if len(fields) != len(wanted):
+    if not sum(not what.startswith("[") for what in wanted) <= len(fields) <= len(wanted):
         raise SamplerError(f"{name} takes {_usage(name)!r}, not {' '.join([name, *fields])!r}")
-    for what, text in zip(wanted, fields, strict=True):
+    for what, text in zip(wanted, fields):
+        what = what.strip("[]")
         kind, low, high = _ARGUMENTS.get(what, _FLOAT)
         if what == "ID":
             high = n_vocab - 1

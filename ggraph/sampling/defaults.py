@@ -35,6 +35,7 @@ DEFAULTS: dict[str, Any] = {
     "mirostat_ent": 5.0,
     "adaptive_target": -1.0,
     "adaptive_decay": 0.9,
+    "min_keep": 0,
     "logit_bias": {},
 }
 
@@ -44,10 +45,10 @@ _SAMPLERS = {
     "dry": "dry {dry_multiplier} {dry_base} {dry_allowed_length} {dry_penalty_last_n}",
     "top_n_sigma": "top_n_sigma {top_n_sigma}",
     "top_k": "top_k {top_k}",
-    "typ_p": "typical {typical}",
-    "top_p": "top_p {top_p}",
-    "min_p": "min_p {min_p}",
-    "xtc": "xtc {xtc_probability} {xtc_threshold} {seed}",
+    "typ_p": "typical {typical}{keep}",
+    "top_p": "top_p {top_p}{keep}",
+    "min_p": "min_p {min_p}{keep}",
+    "xtc": "xtc {xtc_probability} {xtc_threshold} {seed}{keep}",
     "temperature": "temp_ext {temp} {dynatemp_range} {dynatemp_exp}",
     "adaptive_p": "adaptive_p {adaptive_target} {adaptive_decay} {seed}",
 }
@@ -76,6 +77,7 @@ def default_chain(**params: Any) -> str:
             expect(name, value, Real, "a number")
     if p["mirostat"] not in (0, *_MIROSTAT):
         raise SamplerError(f"mirostat must be 0, 1 or 2, not {p['mirostat']!r}")
+    p["keep"] = f" {p['min_keep']}" if p["min_keep"] else ""
     words = _MIROSTAT[p["mirostat"]] if p["mirostat"] else _ordered(p["samplers"])
     return ";".join([*_bias(p["logit_bias"]), words.format_map(p)])
 

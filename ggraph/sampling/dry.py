@@ -5,6 +5,8 @@ A repetition never reaches across a breaker: a string such as a newline, matched
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
@@ -16,6 +18,7 @@ from ggraph.sampling.state import Window
 
 _LONGEST_BREAKER = 40  # bytes
 _LONGEST_TAIL = 20  # tokens
+_KEPT_TABLES = 16
 _LOG_FLT_MAX = f32(88.7228391)
 
 Tails = set[tuple[int, ...]]
@@ -33,35 +36,45 @@ class Vocabulary(Protocol):
     def encode(self, text: str, add_special: bool, parse_special: bool) -> list[int]: ...
 
 
-_tables: WeakKeyDictionary[Vocabulary, dict[tuple[str, ...], dict[int, Tails]]] = WeakKeyDictionary()
+_tables: WeakKeyDictionary[Vocabulary, OrderedDict[tuple[bytes, ...], dict[int, Tails]]] = WeakKeyDictionary()
+_lock = threading.Lock()
 
 
 def breaker_table(vocab: Vocabulary, breakers: Iterable[str]) -> dict[int, Tails]:
     """Token that a breaker may start in -> the token sequences that complete it; () where that token holds all of it.
 
-    Made once per vocabulary: it looks at every piece. Empty breakers are passed over, as llama.cpp does.
+    It looks at every piece, so the last tables of a vocabulary are kept. Empty breakers are passed over, as llama.cpp does.
     """
-    key = tuple(breakers)
-    cache = _tables.setdefault(vocab, {})
-    if key not in cache:
-        table: dict[int, Tails] = {}
-        pieces = [vocab.piece(i) for i in range(vocab.n_vocab)]
-        for breaker in filter(None, key):
-            _add_breaker(table, vocab, pieces, breaker.encode()[:_LONGEST_BREAKER])
+    key = tuple(dict.fromkeys(b.encode(errors="replace")[:_LONGEST_BREAKER] for b in breakers if b))
+    with _lock:
+        cache = _tables.setdefault(vocab, OrderedDict())
+        table = cache.pop(key, None)
+    table = _table(vocab, key) if table is None else table
+    with _lock:
         cache[key] = table
-    return cache[key]
+        while len(cache) > _KEPT_TABLES:
+            cache.popitem(last=False)
+    return table
 
 
-def _add_breaker(table: dict[int, Tails], vocab: Vocabulary, pieces: Sequence[bytes], breaker: bytes) -> None:
-    starts = [(breaker[:n], breaker[n:].decode(errors="replace")) for n in range(1, len(breaker))]
-    tails = [(start, tuple(vocab.encode(rest, False, False)[:_LONGEST_TAIL])) for start, rest in starts]
-    for token, piece in enumerate(pieces):
-        if breaker in piece:
-            table.setdefault(token, set()).add(())
-        else:
-            for start, tail in tails:
-                if piece.endswith(start):
-                    table.setdefault(token, set()).add(tail)
+def _table(vocab: Vocabulary, breakers: Sequence[bytes]) -> dict[int, Tails]:
+    starts: dict[bytes, list[tuple[bytes, tuple[int, ...]]]] = {}       # of a breaker -> (it, the tokens of its rest)
+    for breaker in breakers:
+        for n in range(1, len(breaker)):
+            tail = vocab.encode(breaker[n:].decode(errors="replace"), False, False)[:_LONGEST_TAIL]
+            starts.setdefault(breaker[:n], []).append((breaker, tuple(tail)))
+    whole, lengths, longest = set(breakers), sorted(set(map(len, breakers))), max(map(len, starts), default=0)
+    table: dict[int, Tails] = {}
+    for token in range(vocab.n_vocab):
+        piece = vocab.piece(token)
+        held = {piece[i:i + n] for n in lengths for i in range(len(piece) - n + 1)} & whole
+        tails: Tails = {tail for n in range(1, min(len(piece), longest) + 1) for breaker, tail in starts.get(piece[-n:], ())
+                        if breaker not in held}
+        if held:
+            tails.add(())
+        if tails:
+            table[token] = tails
+    return table
 
 
 class Dry(Window):

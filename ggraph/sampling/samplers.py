@@ -99,31 +99,34 @@ def top_k(c: Candidates, k: int) -> None:
     c.sort(k)
 
 
-def top_p(c: Candidates, p: f32) -> None:
+def top_p(c: Candidates, p: f32, min_keep: int = 0) -> None:
     prob = c.softmax()  # summed in the order from before the sort
     for k in (256, len(c)) if len(c) > 1024 and not c.is_sorted else (len(c),):
         order = c.order(k)
         reached = np.add.accumulate(prob[order])
-        if reached[-1] >= p:
+        if reached[-1] >= p and k >= min_keep:
             break
-    c.keep(order[: int(np.searchsorted(reached, p)) + 1])
+    c.keep(order[: max(int(np.searchsorted(reached, p)) + 1, min_keep)])
     c.is_sorted = True
 
 
-def min_p(c: Candidates, p: f32) -> None:
+def min_p(c: Candidates, p: f32, min_keep: int = 0) -> None:
     best = c.best()
     likely = np.flatnonzero(c.logits >= c.logits[best] + log(p))
-    c.keep(likely if len(likely) else np.array([best]))     # P above 1
+    if len(likely) < min_keep:
+        c.sort(min_keep)
+    else:
+        c.keep(likely if len(likely) else np.array([best]))     # P above 1
 
 
-def typical(c: Candidates, p: f32) -> None:
+def typical(c: Candidates, p: f32, min_keep: int = 0) -> None:
     c.sort()
     prob = c.softmax()
     surprise = -log(prob)
     entropy = total(prob * surprise)  # NaN where a probability is 0: llama.cpp then sorts equals; so does `ascending`
     order = ascending(np.abs(surprise - entropy))
     reached = np.add.accumulate(prob[order])
-    c.keep(order[: int(np.searchsorted(reached, p, side="right")) + 1])
+    c.keep(order[: max(int(np.searchsorted(reached, p, side="right")) + 1, min_keep)])
     c.is_sorted = False
 
 
@@ -138,13 +141,13 @@ def top_n_sigma(c: Candidates, n: f32) -> None:
     logits[logits < lowest] = NEG_INF
 
 
-def xtc(c: Candidates, rng: Random, p: f32, threshold: f32, seed: int) -> None:
+def xtc(c: Candidates, rng: Random, p: f32, threshold: f32, seed: int, min_keep: int = 0) -> None:
     if len(c) < 2 or rng.uniform_f32() > p:
         return
     c.sort()
     prob = c.softmax()
     n_above = int(((prob >= threshold) & (prob > 0)).sum())  # > 0: llama.cpp takes a banned token where THRESHOLD is 0
-    if n_above > 1:
+    if n_above > 1 and len(c) - (n_above - 1) >= min_keep:
         c.keep(np.arange(n_above - 1, len(c)))  # all above the threshold go, but for the least likely of them
 
 
@@ -210,9 +213,9 @@ class Setup(Protocol):
 class Word:
     """One row of the table: with its function it is a sampler.
 
-    `usage` names the arguments, whose types and bounds chain.py knows; "..." repeats them. `off` tells from the
-    arguments that the sampler would do nothing: it is left out. `state` makes its memory, which `apply` then gets
-    before the arguments. `picks` says that it chooses the token, so that nothing may follow it.
+    `usage` names the arguments, whose types and bounds chain.py knows; "..." repeats them, one in brackets may be left
+    out. `off` tells from the arguments that the sampler would do nothing: it is left out. `state` makes its memory,
+    which `apply` then gets before the arguments. `picks` says that it chooses the token, so that nothing may follow it.
     """
 
     apply: Callable[..., None]
@@ -253,20 +256,25 @@ WORDS = {
         picks=True,
     ),
     "top_k": Word(top_k, "K", "keep the K most likely; K <= 0: off", off=lambda k: k <= 0),
-    "top_p": Word(top_p, "P", "keep the most likely that reach P together; P >= 1: off", off=lambda p: p >= 1),
-    "min_p": Word(min_p, "P", "keep those at least P times as likely as the best; P <= 0: off", off=lambda p: p <= 0),
+    "top_p": Word(
+        top_p, "P [MIN_KEEP]", "keep the most likely that reach P together; P >= 1: off", off=lambda p, *_: p >= 1
+    ),
+    "min_p": Word(
+        min_p, "P [MIN_KEEP]", "keep those at least P times as likely as the best; P <= 0: off", off=lambda p, *_: p <= 0
+    ),
     "typical": Word(
-        typical, "P", "keep those of the most usual surprise that reach P together; P >= 1: off", off=lambda p: p >= 1
+        typical, "P [MIN_KEEP]", "keep those of the most usual surprise that reach P together; P >= 1: off",
+        off=lambda p, *_: p >= 1,
     ),
     "top_n_sigma": Word(
         top_n_sigma, "N", "ban logits more than N standard deviations below the best; N <= 0: off", off=lambda n: n <= 0
     ),
     "xtc": Word(
         xtc,
-        "P THRESHOLD SEED",
+        "P THRESHOLD SEED [MIN_KEEP]",
         "with chance P drop those above THRESHOLD but the last of them; P <= 0: off",
-        off=lambda p, threshold, seed: p <= 0 or threshold > f32(0.5),
-        state=_random,
+        off=lambda p, threshold, *_: p <= 0 or threshold > f32(0.5),
+        state=lambda setup, p, threshold, seed, *_: Random(setup.seed(seed)),
     ),
     "temp": Word(temp, "T", "divide the logits by T; T <= 0: keep only the best", off=lambda t: t == 1),
     "temp_ext": Word(

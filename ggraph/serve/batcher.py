@@ -114,7 +114,7 @@ class Batcher:
         n_keep = task.request.n_keep
         n_keep = n_keep + self.vocab.add_bos if 0 <= n_keep <= task.n_prompt else task.n_prompt
         pending = slot.pending
-        slot.history.shift(n_keep)
+        slot.history.shift(n_keep, task.request.n_discard)
         task.target = slot.tokens + pending
         task.truncated = True
         return True

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..batch import Batch
 from ..context import Context
-from ..errors import ContextFull, Error, Single, expect, integer
+from ..errors import Aborted, ContextFull, Error, Single, expect, integer
 
 
 class Embedder(Single):
@@ -22,6 +22,7 @@ class Embedder(Single):
         expect("ctx", ctx, Context, "a Context")
         self.ctx = ctx
         self._thread = ThreadPoolExecutor(1, "ggraph-embedder")
+        self._closing = False
 
     @property
     def n_max(self) -> int:
@@ -38,9 +39,13 @@ class Embedder(Single):
         if len(ids) > self.n_max:
             raise ContextFull(f"input ({len(ids)} tokens) is too large to process: {self.n_max} are possible; "
                               "increase the physical batch size (-ub)")
+        if self._closing:
+            raise Aborted("the server is stopping")
         return self._thread.submit(self._embed, ids)
 
     def _embed(self, ids: list[int]) -> npt.NDArray[np.float32]:
+        if self._closing:
+            raise Aborted("the server is stopping")
         ctx = self.ctx
         ctx.memory.clear()
         batch = Batch()
@@ -53,7 +58,7 @@ class Embedder(Single):
         return rows if ctx.cparams.pooling == "none" else rows[0]
 
     def close(self) -> None:
-        """Stop at once; texts that were not begun are cancelled."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Stop at once; texts that are not done get `Aborted`."""
+        self._closing = True
         self.ctx.abort()
         self._thread.shutdown()

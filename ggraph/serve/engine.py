@@ -140,7 +140,7 @@ class Engine(Single):
     def _post(self, item: Request | Callable[[], None]) -> None:
         with self._wake:
             if self._closing:
-                raise Error("the engine is closed")
+                raise Aborted("the server is stopping")
             if not self._thread.is_alive():
                 raise Error("the engine's thread is not in this process: it was forked; make an Engine of its own here")
             self._inbox.append(item)

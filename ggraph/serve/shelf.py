@@ -5,7 +5,7 @@ back (windows, recurrent states) it is also where checkpoints are. Must not know
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,15 +20,35 @@ MIN_KEPT = 32       # tokens: less is evaluated again faster than it is worth a 
 NEAR_END = 4        # tokens of a prompt behind its last checkpoint
 
 
+class Packed:
+    """Arrays in one piece of memory: entries come and go in all sizes, and small pieces would leave holes."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray]):
+        parts = {name: np.asarray(a, order="C") for name, a in arrays.items()}
+        ends = np.cumsum([_aligned(a.nbytes) for a in parts.values()], dtype=np.int64).tolist()
+        self.data = np.empty(ends[-1] if ends else 0, np.uint8)
+        self._places = {name: (end - _aligned(a.nbytes), a.dtype, a.shape) for (name, a), end in zip(parts.items(), ends)}
+        for name, view in self.arrays().items():
+            view[...] = parts[name]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Views of them."""
+        return {name: np.ndarray(shape, dtype, self.data, start) for name, (start, dtype, shape) in self._places.items()}
+
+
+def _aligned(n: int) -> int:
+    return -(-n // 64) * 64
+
+
 @dataclass(eq=False)
 class Entry:
     tokens: list[int]
-    state: dict[str, np.ndarray]
+    state: Packed
     adapters: Adapters          # with which it was computed
 
     @property
     def nbytes(self) -> int:
-        return sum(a.nbytes for a in self.state.values())
+        return self.state.data.nbytes
 
 
 class Shelf:
@@ -53,7 +73,7 @@ class Shelf:
         tokens = list(history.tokens)
         if not self.limit or len(tokens) < MIN_KEPT or self._holds(history):
             return
-        entry = Entry(tokens, self.ctx.state_get(history.seq), history.adapters)
+        entry = Entry(tokens, Packed(self.ctx.state_get(history.seq)), history.adapters)
         if entry.nbytes > self.limit:
             return
         if not self.stiff:          # what a longer one contains is not needed
@@ -104,7 +124,7 @@ class Shelf:
             self._entries.remove(entry)
             self._entries.append(entry)
         try:
-            self.ctx.state_set(entry.state, history.seq)
+            self.ctx.state_set(entry.state.arrays(), history.seq)
         except Error:
             history.settle()
             return False

@@ -159,7 +159,8 @@ class Slot:
             self.tokens[:] = tokens
         except (Error, OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as e:
             self.history.clear()
-            raise Error(f"{path.name} cannot be restored: {e}") from e
+            why = e.strerror if isinstance(e, OSError) and e.strerror else e
+            raise Error(f"{path.name} cannot be restored: {why}") from e
         return len(tokens)
 
     def _idle(self) -> None:

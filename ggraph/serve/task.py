@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..adapters import Adapter
-from ..errors import Error, expect, flags, function, integer, integers, numbers, texts
+from ..errors import Error, at_least, expect, flags, function, integer, integers, numbers, texts
 from ..generate import Output, TokenLogprob
 from ..generate.output import logprob
 from ..sampling import Sampler
@@ -98,7 +98,9 @@ class Request:
     `sink` is called with each event, on the engine's thread; it must return at once. The last event is `Failed`, or the
     `Done` of the last choice. `logprobs`, `prompt_logprobs`: how many likeliest tokens beside the one chosen; None: no
     log-probabilities; `post_sampling`: of what the samplers left, not of the model. `preserved`: control tokens that are text.
-    `time_limit`: ms of generation. `slot`: this one, -1: any. `adapters`: exactly these, each with its scale; None: the engine's.
+    `n_indent`: see `Output`. `n_keep`, `n_discard`: tokens that a full context keeps, and that it then drops (0: half).
+    `time_limit`: ms of generation after which the text ends with the line (0 and less: no limit). `slot`: this one, -1: any.
+    `adapters`: exactly these, each with its scale; None: the engine's.
     `cache_reuse`: at least so many tokens that a slot holds are moved to where the prompt has them, -1: the engine's choice.
     `progress`, `timings`: tell how far the prompt is, and times with each piece.
     """
@@ -115,6 +117,8 @@ class Request:
     adapters: Adapters | None = None
     slot: int = -1
     n_keep: int = 0
+    n_discard: int = 0
+    n_indent: int = 0
     time_limit: float = -1.0
     progress: bool = False
     timings: bool = False
@@ -135,6 +139,7 @@ class Request:
         integers(max_tokens=self.max_tokens, cache_reuse=self.cache_reuse, slot=self.slot, n_keep=self.n_keep,
                  logprobs=0 if self.logprobs is None else self.logprobs,
                  prompt_logprobs=0 if self.prompt_logprobs is None else self.prompt_logprobs)
+        at_least(0, n_discard=self.n_discard, n_indent=self.n_indent)
         numbers(time_limit=self.time_limit)
         flags(cache_prompt=self.cache_prompt, progress=self.progress, timings=self.timings, post_sampling=self.post_sampling)
 
@@ -166,7 +171,7 @@ class Task:
         self.sampler = request.samplers[index]
         self.target = list(request.prompt)
         shown = _Preserving(vocab, request.preserved) if request.preserved else vocab
-        self.output = Output(shown, request.max_tokens, request.stop)  # type: ignore[arg-type]
+        self.output = Output(shown, request.max_tokens, request.stop, n_indent=request.n_indent)  # type: ignore[arg-type]
         self.prompt_logprobs: list[TokenLogprob] = []
         self.n_cached = -1          # not begun
         self.n_evaluated = 0
@@ -244,7 +249,7 @@ class Task:
         if piece:
             self._tell(piece)
         limit = self.request.time_limit
-        if self.output.finish_reason is None and 0 <= limit < 1e3 * (time.perf_counter() - self._first):
+        if self.output.finish_reason is None and "\n" in piece and 0 < limit < 1e3 * (time.perf_counter() - self._first):
             self.finish("length", "limit")
 
     def _logprob(self, row: npt.NDArray[np.float32], token: int, n_top: int) -> TokenLogprob:

@@ -4,7 +4,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ggraph.generate.stops import Stops
+from ggraph.generate.stops import Indent, Stops
 
 
 def run(words: list[str], pieces: list[str]) -> tuple[str, str | None]:
@@ -58,3 +58,22 @@ def test_a_beginning_at_the_end_is_text() -> None:
 def test_no_words() -> None:
     assert run([], ["a", "b"]) == ("ab", None)
     assert run([""], ["a", "b"]) == ("ab", None)
+
+
+def indented(n: int, pieces: list[str]) -> tuple[str, bool]:
+    indent = Indent(n)
+    return "".join(map(indent.push, pieces)), indent.short
+
+
+def test_a_line_that_is_indented_less_ends_the_text() -> None:
+    text = "if x:\n    a\n\t\t\t\tb\n  c\n    d"
+    assert indented(4, [text]) == ("if x:\n    a\n\t\t\t\tb\n  ", True)
+    assert indented(3, ["x\n", "\n   a"]) == ("x\n", True)
+    assert indented(0, [text]) == (text, False)
+    assert indented(2, [text]) == (text, False)
+    assert indented(2, ["x\n"]) == ("x\n", False)
+
+
+@given(st.integers(0, 3), st.lists(st.text("a \n", max_size=4), max_size=8))
+def test_any_cut_gives_the_same_indentation(n: int, pieces: list[str]) -> None:
+    assert indented(n, pieces) == indented(n, ["".join(pieces)])

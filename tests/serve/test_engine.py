@@ -271,13 +271,33 @@ def test_a_full_context_ends_or_shifts(engine: ggraph.Engine, model: ggraph.Mode
     _, (done,) = Asked(engine, model, prompt, max_tokens=-1).read()
     assert done.stop_type in ("context", "eos") and done.truncated == (done.stop_type == "context")
     for shifting in opened(model, shift=True):
-        _, (done,) = Asked(shifting, model, prompt, max_tokens=300, chain="logit_bias 2 -inf;temp 0").read()
-        assert done.n_generated == 300 and done.truncated and idle(shifting)
+        left = []
+        for n_discard in (0, 1, 100, 10**6):
+            chain = "logit_bias 2 -inf;temp 0"
+            _, (done,) = Asked(shifting, model, prompt, max_tokens=300, chain=chain, n_discard=n_discard).read()
+            assert done.n_generated == 300 and done.truncated and idle(shifting)
+            left.append(done.n_past)
+        assert left[1] == max(left) == shifting.n_ctx - 1 and len(set(left)) > 2
 
 
 def test_time_limit(engine: ggraph.Engine, model: ggraph.Model) -> None:
-    _, (done,) = Asked(engine, model, "a", max_tokens=200, time_limit=0.0).read()
+    """The text ends with the line in which the time is over."""
+    newline = tiny.TOKENS.index("\n")
+    _, (done,) = Asked(engine, model, "a", max_tokens=200, time_limit=1e-6, chain=f"logit_bias {newline} 100;temp 0").read()
     assert done.n_generated == 1 and done.stop_type == "limit"
+    for limit, bias in ((1e-6, "-inf"), (1e9, "100"), (0.0, "100"), (-1.0, "100")):
+        chain = f"logit_bias {newline} {bias} {tiny.EOS} -inf;temp 0"
+        _, (done,) = Asked(engine, model, "a", max_tokens=9, time_limit=limit, chain=chain).read()
+        assert done.n_generated == 9
+
+
+def test_indentation(engine: ggraph.Engine, model: ggraph.Model) -> None:
+    newline, space = tiny.TOKENS.index("\n"), tiny.TOKENS.index("▁")
+    chain = f"logit_bias {newline} 100 {space} 99;penalties 1 1 50 0;temp 0"
+    (free,), _ = Asked(engine, model, "a", max_tokens=9, chain=chain).read()
+    assert free == "\n \n \n \n \n"
+    (text,), (done,) = Asked(engine, model, "a", max_tokens=9, chain=chain, n_indent=2).read()
+    assert text == "\n " and done.stop_type == "limit" and done.n_generated == 3
 
 
 def test_what_never_fits_is_refused_at_once(engine: ggraph.Engine, model: ggraph.Model) -> None:
@@ -324,7 +344,7 @@ def test_close_ends_all(model: ggraph.Model) -> None:
         for a in asked:
             with pytest.raises(ggraph.Aborted):
                 a.read()
-        with pytest.raises(ggraph.Error, match="closed"):
+        with pytest.raises(ggraph.Aborted, match="stopping"):
             Asked(engine, model, "a")
 
 
@@ -358,4 +378,8 @@ def test_embedder(model: ggraph.Model) -> None:
             embedder.submit([5] * 300)
         with pytest.raises(ggraph.Error):
             embedder.submit([])
+        last = [embedder.submit(model.vocab.encode("the rain " * 20)) for _ in range(30)]
         embedder.close()
+        assert all(f.done() for f in last) and isinstance(last[-1].exception(), ggraph.Aborted | None)
+        with pytest.raises(ggraph.Aborted):
+            embedder.submit([5])

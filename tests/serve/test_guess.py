@@ -141,6 +141,26 @@ def test_the_models_own_block_guesses_for_all_slots(name: str, tmp_path: Path) -
             block.ctx.close()
 
 
+def test_a_short_pool_of_the_models_own_block(tmp_path: Path) -> None:
+    """What slots have given up is still in its memory; it makes room by itself, and no text waits for it."""
+    asked = [[random.Random(i).randrange(128) for _ in range(90)] for i in range(10)]
+    with ggraph.Model(nextn.write("glm4moe-moe", tmp_path / "m.gguf")) as model:
+        found = []
+        for guessing in (False, True):
+            with ggraph.Context(model, n_ctx=256, n_seq_max=4, n_ubatch=32, n_threads=1) as ctx:
+                block = ggraph.Nextn(ctx)
+                guesser = EachAlone([ggraph.MtpDraft(block, seq) for seq in range(4)]) if guessing else None
+                e = ggraph.Engine(ctx, model.vocab, guesser=guesser, n_draft=3)
+                running: list[queue.Queue[Any]] = [queue.Queue() for _ in asked]
+                for prompt, events in zip(asked, running):
+                    e.submit(ggraph.Request(prompt, [ggraph.Sampler("temp 0", model.n_vocab)], events.put, max_tokens=24))
+                found.append([read(events)[0] for events in running])
+                assert idle(e) and (e.stats.draft_n > 100) == guessing
+                e.close()
+                block.ctx.close()
+        assert found[0] == found[1]
+
+
 def test_a_guesser_must_fit(models: dict[str, ggraph.Model]) -> None:
     with ggraph.Context(models["tiny"], n_ctx=256) as draft, ggraph.Context(models["tiny"], n_ctx=256, n_seq_max=2) as ctx:
         with pytest.raises(ggraph.Error, match="1 sequences, 2 are needed"):

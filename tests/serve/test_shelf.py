@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ggraph
 from ggraph.serve.prefix import common
+from ggraph.serve.shelf import Packed
 from tests import spec
 from tests.serve.test_engine import paused
 
@@ -168,3 +170,15 @@ def test_common() -> None:
         a, b = ([rng.randrange(3) for _ in range(rng.randrange(12))] for _ in range(2))
         n = common(a, b)
         assert a[:n] == b[:n] and (n == min(len(a), len(b)) or a[n] != b[n])
+
+
+def test_states_are_one_piece_of_memory() -> None:
+    """Small pieces of all sizes that come and go leave holes, and a server grows."""
+    arrays: dict[str, Any] = {"a": np.arange(7, dtype=np.int32), "b": np.float32(2.5), "c": np.zeros((0, 4), np.float16),
+              "d": np.arange(24, dtype=np.uint8).reshape(2, 3, 4)[:, ::2], "e": np.array(["x", "é"])}
+    packed = Packed({k: np.asarray(v) for k, v in arrays.items()})
+    found = packed.arrays()
+    assert list(found) == list(arrays) and all(np.array_equal(found[k], v) for k, v in arrays.items())
+    assert all((found[k].dtype == np.asarray(v).dtype and np.shares_memory(found[k], packed.data)) or not found[k].size
+               for k, v in arrays.items())
+    assert Packed({}).arrays() == {}

@@ -17,14 +17,14 @@ from .chat import Conversation, Turn, converse, follow, turns_of
 from .openai import new_id
 from .problem import JSON, Problem
 from .replies import Delta
-from .schema import Chat, Messages
+from .schema import INT_MAX, Chat, Messages
 from .service import Run, Service, in_thread
 from .stream import EventStream, frame, while_connected
 
 
 async def create(service: Service, request: Request, body: Messages) -> Response:
     conversation = await in_thread(lambda: converse(service, as_chat(body)))
-    run = service.start([conversation.job])
+    run = await service.start([conversation.job])
     if body.stream:
         return EventStream(_stream(service, run, conversation), run.cancel, service.options.ping, "error")
     turn, = await while_connected(request, turns_of(run, conversation))
@@ -84,9 +84,18 @@ def as_chat(body: Messages) -> Chat:
     if kind not in ("auto", "any", "tool", "none"):
         raise Problem(400, f"tool_choice.type must be auto, any, tool or none, not {str(kind)[:40]!r}")
     chat.tool_choice = {"any": "required", "tool": {"name": choice.get("name")}}.get(kind, kind)
-    if body.thinking and body.thinking.get("type") == "disabled":
-        chat.chat_template_kwargs = {"enable_thinking": False, **(body.chat_template_kwargs or {})}
+    _think(chat, body.thinking or {})
     return chat
+
+
+def _think(chat: Chat, thinking: dict[str, Any]) -> None:
+    if thinking.get("type") == "disabled":
+        chat.chat_template_kwargs = {"enable_thinking": False, **(chat.chat_template_kwargs or {})}
+    elif thinking.get("type") == "enabled":
+        budget = thinking.get("budget_tokens", 10_000)
+        if not isinstance(budget, int) or not 0 <= budget <= INT_MAX:
+            raise Problem(400, f"thinking.budget_tokens must be a whole number from 0 to {INT_MAX}")
+        chat.thinking_budget_tokens = budget
 
 
 def _tool(i: int, tool: dict[str, Any]) -> dict[str, Any]:

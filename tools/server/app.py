@@ -23,6 +23,7 @@ from .schema import (
     Body,
     Chat,
     Completion,
+    Control,
     Detokenize,
     Embeddings,
     Infill,
@@ -110,6 +111,12 @@ class Routes:
                 return answer(e)
         self._add(paths, "GET", run, None)
 
+    def absent(self, paths: str, what: str) -> None:
+        """Routes that clients know and this server does not have."""
+        async def run(request: Request) -> Response:
+            return answer(Problem(501, f"This server does not support {what}"))
+        self._add(paths, "POST", run, None)
+
     def _add(self, paths: str, method: str, run: Callable[[Request], Awaitable[Response]], extra: dict[str, Any] | None) -> None:
         for path in paths.split():
             told = {**(extra or {}), **self._more.get(path, {})}
@@ -126,11 +133,13 @@ def _text_routes(r: Routes) -> None:
     r.post("/detokenize", Detokenize, utilities.detokenize)
     r.post("/embedding /embeddings", Embeddings, lambda s, q, b: utilities.embeddings(s, q, b, False))
     r.post("/v1/embeddings", Embeddings, lambda s, q, b: utilities.embeddings(s, q, b, True))
+    r.absent("/v1/audio/transcriptions /audio/transcriptions", "audio")
     r.post("/rerank /reranking /v1/rerank /v1/reranking", Rerank, utilities.rerank)
 
 
 def _chat_routes(r: Routes) -> None:
     r.post("/v1/chat/completions /chat/completions", Chat, openai.chat)
+    r.post("/v1/chat/completions/control", Control, openai.control)
     r.post("/apply-template", Chat, _apply_template)
     r.post("/v1/chat/completions/input_tokens /chat/completions/input_tokens", Chat, _chat_tokens)
     r.post("/v1/responses /responses", Responses, responses.create)

@@ -151,7 +151,7 @@ def forced(syntax: Syntax, tools: list[Tool], mark: Callable[[str], str], parall
     start = "one (/\\n*/ one)*" if parallel and syntax.end and syntax.before != "[" else "one"
     thought = ""
     if thinking:
-        start = f"thought /\\s*/ {start}"
+        start = f"thought /\\s{{0,8}}/ {start}"
         thought = f"thought[suffix={json.dumps(thinking)}]: /(?s:.*)/\n"
     return f"start: {start}\n{thought}one: {one}\ncall: %json {json.dumps(ggraph.Grammar.as_read(schema))}\n"
 

@@ -13,8 +13,10 @@ from typing import Any
 import ggraph
 
 from .calls import Tool, explained, forced, syntax_of
+from .native import Choice
 from .problem import Problem
 from .replies import THINK, Delta, Reader
+from .sampling import Thoughts, controls
 from .schema import Chat
 from .service import Job, Run, Service
 
@@ -25,7 +27,7 @@ RESERVED = {"self", "messages", "tools", "add_generation_prompt"}
 class Conversation:
     """A job, what the answer begins with, and how its text is to be read."""
     job: Job
-    prefill: str
+    prefill: Delta | None
     syntax: Any
     thinking: bool
     open: bool
@@ -43,12 +45,11 @@ class ToolCall:
 
 @dataclass
 class Turn:
-    """One choice of an answer so far."""
+    """One choice of an answer so far; `whole` is as it was written."""
+    whole: Choice
     content: str = ""
     reasoning: str = ""
     calls: list[ToolCall] = field(default_factory=list)
-    logprobs: list[ggraph.TokenLogprob] = field(default_factory=list)
-    done: ggraph.Done | None = None
 
     def take(self, delta: Delta) -> None:
         if delta.kind == "content":
@@ -61,9 +62,12 @@ class Turn:
             self.calls[delta.call].arguments += delta.text
 
     @property
+    def done(self) -> ggraph.Done | None:
+        return self.whole.done
+
+    @property
     def end(self) -> ggraph.Done:
-        assert self.done is not None
-        return self.done
+        return self.whole.end
 
     @property
     def finish_reason(self) -> str:
@@ -84,34 +88,31 @@ class Told:
 async def follow(run: Run, conversation: Conversation) -> AsyncIterator[Told]:
     """The events of a run as deltas."""
     n = conversation.job.n
-    turns, readers = [Turn() for _ in range(n)], [conversation.reader() for _ in range(n)]
+    turns, readers = [Turn(Choice(conversation.job)) for _ in range(n)], [conversation.reader() for _ in range(n)]
     for i, turn in enumerate(turns):
         if conversation.prefill:
-            delta = Delta("content", conversation.prefill)
-            turn.take(delta)
-            yield Told(i, turn, [delta])
+            turn.take(conversation.prefill)
+            yield Told(i, turn, [conversation.prefill])
     async for h in run.events():
         event = h.event
         if isinstance(event, ggraph.Progress):
             yield Told(0, turns[0], [], progress=event)
             continue
         turn, logprobs = turns[event.index], list[ggraph.TokenLogprob]()
+        turn.whole.take(event)
         if isinstance(event, ggraph.Piece):
             deltas, logprobs = readers[event.index].push(event.text), event.logprobs
         else:
-            deltas, turn.done = readers[event.index].finish(), event
+            deltas = readers[event.index].finish()
         for delta in deltas:
             turn.take(delta)
-        turn.logprobs += logprobs
         yield Told(event.index, turn, deltas, logprobs, times=event.times if isinstance(event, ggraph.Piece) else None)
 
 
 async def turns_of(run: Run, conversation: Conversation) -> list[Turn]:
     """All choices, when they are done."""
-    turns = [Turn() for _ in range(conversation.job.n)]
-    async for told in follow(run, conversation):
-        turns[told.index] = told.turn
-    return turns
+    turns = {told.index: told.turn async for told in follow(run, conversation)}
+    return [turns[i] for i in range(conversation.job.n)]
 
 
 # --- from a body to a job
@@ -129,6 +130,8 @@ def converse(service: Service, body: Chat) -> Conversation:
     source = service.template.source if service.template else ""
     how = body.reasoning_format or service.options.reasoning_format
     opened = prompt.rstrip().endswith(THINK[0])
+    if prefill and opened != (prefill.kind == "reasoning"):
+        prompt, opened = prompt + (f"\n{THINK[1]}\n\n" if opened else f"{THINK[0]}\n"), not opened
     thinking = how != "none" and (THINK[0] in source or opened)
     syntax = syntax_of(source) if tools and body.parse_tool_calls else None
     schema, body.json_schema = (body.json_schema, None) if thinking and opened else (None, body.json_schema)
@@ -137,14 +140,15 @@ def converse(service: Service, body: Chat) -> Conversation:
         lark = forced(syntax, tools, lambda m: _mark(service, m), bool(body.parallel_tool_calls), THINK[1] if opened else "")
         settings.grammar = _compiled(service, lark)
     elif schema is not None:
-        settings.grammar = _compiled(service, f'start: thought /\\s*/ value\nthought[suffix="{THINK[1]}"]: /(?s:.*)/\n'
+        settings.grammar = _compiled(service, f'start: thought /\\s{{0,8}}/ value\nthought[suffix="{THINK[1]}"]: /(?s:.*)/\n'
                                               f"value: %json {json.dumps(ggraph.Grammar.as_read(schema))}\n")
-    ids = service.encode(prompt + prefill)
+    ids = service.encode(prompt + (prefill.text if prefill else ""))
     service.check_length(ids)
     marks = [syntax.begin, syntax.end] if syntax else []
+    settings.preserved |= controls(service.vocab, [*marks, *THINK] if thinking else marks)
+    settings.thoughts = _thoughts(service, body, opened) if thinking else None
     logprobs = (20 if body.top_logprobs is None else body.top_logprobs) if body.logprobs else None
-    job = Job(ids, prompt, settings, service.stops(body), body.choices, logprobs,
-              preserved=_controls(service, [*marks, *THINK] if thinking else marks))
+    job = Job(ids, prompt, settings, service.stops(body), body.choices, logprobs)
     return Conversation(job, prefill, syntax, thinking, opened)
 
 
@@ -163,10 +167,14 @@ def _mark(service: Service, text: str) -> str:
     return json.dumps(text, ensure_ascii=False) if text else ""
 
 
-def _controls(service: Service, marks: list[str]) -> frozenset[int]:
-    """Control tokens among the marks: they must be seen in the text."""
-    rows = [service.vocab.encode(m, add_special=False) for m in marks if m]
-    return frozenset(ids[0] for ids in rows if len(ids) == 1 and service.vocab.is_control(ids[0]))
+def _thoughts(service: Service, body: Chat, opened: bool) -> Thoughts | None:
+    """The limit on thoughts that the request asks for, or else the server has."""
+    asked = (body.reasoning_budget_tokens, body.thinking_budget_tokens)
+    budget = next((n for n in asked if n is not None and n >= 0), service.options.reasoning_budget)
+    if budget < 0 and not body.reasoning_control:
+        return None
+    message = body.reasoning_budget_message
+    return Thoughts(THINK[0], THINK[1:], budget, service.options.reasoning_budget_message if message is None else message, opened)
 
 
 def render(service: Service, body: Chat, messages: list[dict[str, Any]], tools: list[Tool]) -> str:
@@ -187,27 +195,29 @@ def render(service: Service, body: Chat, messages: list[dict[str, Any]], tools: 
     return text.removeprefix(vocab.text(vocab.bos)) if vocab.add_bos and vocab.bos is not None else text
 
 
-def _prefill(service: Service, body: Chat, messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+def _prefill(service: Service, body: Chat, messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], Delta | None]:
     """An assistant's message at the end is the start of the answer, by the server's rule or as the request says."""
     ends = bool(messages) and messages[-1]["role"] == "assistant"
     if body.continue_final_message:
-        if body.continue_final_message not in (True, "content"):
-            raise Problem(400, "continue_final_message must be true or \"content\"")
+        if body.continue_final_message not in (True, "content", "reasoning_content"):
+            raise Problem(400, "continue_final_message must be true, \"content\" or \"reasoning_content\"")
         if body.add_generation_prompt:
             raise Problem(400, "continue_final_message needs add_generation_prompt to be false")
         if not ends:
             raise Problem(400, "continue_final_message needs an assistant message at the end")
         body.add_generation_prompt = True       # behind it the message goes on
     elif not (ends and service.options.prefill_assistant and body.add_generation_prompt):
-        return messages, ""
+        return messages, None
     if len(messages) > 1 and messages[-2]["role"] == "assistant":
         raise Problem(400, "Cannot have 2 or more assistant messages at the end of the list.")
     if messages[-1].get("tool_calls"):
         raise Problem(400, "Cannot continue an assistant message that has tool calls.")
+    if body.continue_final_message == "reasoning_content":
+        return messages[:-1], Delta("reasoning", str(messages[-1].get("reasoning_content") or ""))
     content = messages[-1].get("content") or ""
     if isinstance(content, list):
         content = "\n\n".join(str(part.get("text", "")) for part in content)
-    return messages[:-1], str(content)
+    return messages[:-1], Delta("content", str(content)) if content else None
 
 
 def checked_messages(given: Any) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from .speculative import DRAFT, Types, guesser, most, n_rollback, types
 
 _server, _chat, _output = group("Server"), group("Chat"), group("Output")
 _file = click.Path(exists=True, dir_okay=False)
+GRACE = 5       # seconds that requests have to end, once the server is to stop
 
 SERVER = (
     _server("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen at."),
@@ -77,8 +79,15 @@ CHAT = (
     _chat("--chat-template-file", type=_file, help="Use the template in this file."),
     _chat("--chat-template-kwargs", metavar="JSON", help="""More values for the template, as in '{"enable_thinking": false}'."""),
     _chat("--jinja/--no-jinja", default=True, help="Accepted for llama-server's sake; templates are always Jinja."),
-    _chat("--reasoning-format", type=click.Choice(["auto", "none", "deepseek"]), default="auto", show_default=True,
-          help="none leaves thoughts in the content."),
+    _chat("--reasoning-format", type=click.Choice(["auto", "none", "deepseek", "deepseek-legacy"]), default="auto",
+          show_default=True, help="none leaves thoughts in the content."),
+    _chat("-rea", "--reasoning", type=click.Choice(["on", "off", "auto"]), default="auto", show_default=True,
+          help="Let the template ask for thoughts: it is given enable_thinking; auto leaves that to it."),
+    _chat("--reasoning-effort", metavar="WORD",
+          help="How much to think, for templates that know it, such as low or high; none: not at all."),
+    _chat("--reasoning-budget", type=click.IntRange(min=-1), default=-1, show_default=True, metavar="N",
+          help="Tokens of a thought, at most, where the request says nothing; -1: any number."),
+    _chat("--reasoning-budget-message", default="", metavar="TEXT", help="Said before a thought is ended."),
     _chat("--prefill-assistant/--no-prefill-assistant", default=True,
           help="An assistant's message at the end is the start of the answer.  [default: on]"),
 )
@@ -104,7 +113,9 @@ ENVIRONMENT = {
     "cache_prompt": "CACHE_PROMPT", "embedding": "EMBEDDINGS", "rerank": "RERANKING", "pooling": "POOLING",
     "n_predict": "N_PREDICT", "context_shift": "CONTEXT_SHIFT", "chat_template": "CHAT_TEMPLATE",
     "chat_template_file": "CHAT_TEMPLATE_FILE", "chat_template_kwargs": "CHAT_TEMPLATE_KWARGS", "jinja": "JINJA",
-    "reasoning_format": "THINK", "prefill_assistant": "PREFILL_ASSISTANT", "temp": "TEMPERATURE", "top_k": "TOP_K",
+    "reasoning_format": "THINK", "reasoning": "REASONING", "reasoning_effort": "REASONING_EFFORT",
+    "reasoning_budget": "THINK_BUDGET", "reasoning_budget_message": "THINK_BUDGET_MESSAGE",
+    "prefill_assistant": "PREFILL_ASSISTANT", "temp": "TEMPERATURE", "top_k": "TOP_K",
     "top_p": "TOP_P", "min_p": "MIN_P", "repeat_penalty": "REPEAT_PENALTY", "presence_penalty": "PRESENCE_PENALTY",
     "frequency_penalty": "FREQUENCY_PENALTY", "rope_scaling": "ROPE_SCALING_TYPE", "rope_scale": "ROPE_SCALE",
     "rope_freq_base": "ROPE_FREQ_BASE", "rope_freq_scale": "ROPE_FREQ_SCALE", "yarn_orig_ctx": "YARN_ORIG_CTX",
@@ -124,6 +135,12 @@ class _Command(Command):
                 param.envvar = "LLAMA_API_KEY"
             if param.name == "spec_type" and isinstance(param.type, click.Choice):
                 param.type = Types(param.type)
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """LLAMA_ARG_NO_... with any value turns off what can be turned off."""
+        off = {p.name: False for p in self.params if p.name in ENVIRONMENT and p.secondary_opts
+               and f"LLAMA_ARG_NO_{ENVIRONMENT[p.name]}" in os.environ}
+        return super().make_context(*args, **{"default_map": off, **extra})
 
 
 @click.command(cls=_Command, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -160,6 +177,7 @@ def _check(p: Params) -> None:
         raise click.BadParameter(f"not JSON: {e}", param_hint="--chat-template-kwargs") from None
     if not isinstance(p["chat_template_kwargs"], dict):
         raise click.BadParameter("must be a JSON object", param_hint="--chat-template-kwargs")
+    p["chat_template_kwargs"] = _thinking(p) | p["chat_template_kwargs"]
     if "draft-simple" in types(p) and not p["spec_draft_model"]:
         raise click.UsageError("--spec-type draft-simple needs a draft model: give -md")
     if p["rerank"]:
@@ -167,6 +185,16 @@ def _check(p: Params) -> None:
     if p["n_parallel"] < 1:
         p["n_parallel"] = 1 if p["embedding"] else 4
     p["n_batch"] = max(p["n_batch"], p["n_parallel"])
+
+
+def _thinking(p: Params) -> Params:
+    """What --reasoning and --reasoning-effort tell the template."""
+    told: Params = {} if p["reasoning"] == "auto" else {"enable_thinking": p["reasoning"] == "on"}
+    if p["reasoning_effort"] is not None:
+        told["reasoning_effort"] = p["reasoning_effort"]
+        if p["reasoning_effort"] == "none":
+            told["enable_thinking"] = False
+    return told
 
 
 class Server:
@@ -178,7 +206,7 @@ class Server:
         self.p, self.options = p, _options(p)
         self.service: Service | None = None
         self.error: BaseException | None = None
-        self._web = _web(make_app(lambda: self.service, self.options), p)
+        self._web = _web(make_app(lambda: self.service, self.options), p, self._end)
         self._stop: list[Any] = []
 
     def run(self) -> None:
@@ -192,6 +220,11 @@ class Server:
             raise self.error
         if not self._web.started:
             sys.exit(1)
+
+    def _end(self) -> None:
+        """Requests that have not ended in time are told so."""
+        if self.service is not None:
+            self.service.close()
 
     def _load(self) -> None:
         try:
@@ -228,7 +261,7 @@ class Server:
         return Service(model, ctx, engine, embedder, template, self.options)
 
 
-def _web(app: Any, p: Params) -> Any:
+def _web(app: Any, p: Params, end: Callable[[], None]) -> Any:
     import uvicorn
 
     from .patience import patient
@@ -239,8 +272,11 @@ def _web(app: Any, p: Params) -> Any:
         def handle_exit(self, sig: int, frame: Any) -> None:
             if self.should_exit:
                 os._exit(128 + sig)
-            env.log("stopping: requests have 5 seconds to end; once more to leave at once")
+            env.log(f"stopping: requests have {GRACE} seconds to end; once more to leave at once")
             self.should_exit = True
+            timer = threading.Timer(GRACE, end)
+            timer.daemon = True
+            timer.start()
 
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
@@ -250,7 +286,7 @@ def _web(app: Any, p: Params) -> Any:
                     env.log(f"listening at http://{host}:{port}")
 
     config = uvicorn.Config(app, host=p["host"], port=p["port"], log_level="warning", access_log=False, lifespan="off",
-                            timeout_graceful_shutdown=5, server_header=False, http=patient(p["timeout"]),
+                            timeout_graceful_shutdown=2 * GRACE, server_header=False, http=patient(p["timeout"]),
                             h11_max_incomplete_event_size=1 << 16)
     return Web(config)
 
@@ -267,6 +303,7 @@ def _options(p: Params) -> Any:
                    slot_save_path=p["slot_save_path"], cache_prompt=p["cache_prompt"], n_predict=p["n_predict"],
                    stop=tuple(p["reverse_prompt"]), prefill_assistant=p["prefill_assistant"],
                    reasoning_format=p["reasoning_format"], embd_normalize=p["embd_normalize"], log_requests=p["log_requests"],
+                   reasoning_budget=p["reasoning_budget"], reasoning_budget_message=p["reasoning_budget_message"],
                    spec_types=types(p), ui=p["ui"], inspect=p["inspect"],
                    template_kwargs=p["chat_template_kwargs"], sampling=sampling)
 

@@ -5,6 +5,7 @@ An ASGI middleware. In: requests. Out: the same, or 401 and answers to preflight
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
@@ -54,7 +55,8 @@ class Guard:
     def _admits(self, path: str, headers: Headers) -> bool:
         if not self.keys or path in PUBLIC or path.startswith(PUBLIC_FOLDER):
             return True
-        given = headers.get("authorization", "").removeprefix("Bearer ").strip() or headers.get("x-api-key", "")
+        given = re.sub("^bearer ", "", headers.get("authorization", ""), flags=re.IGNORECASE).strip()
+        given = given or headers.get("x-api-key", "")
         return any(hmac.compare_digest(given.encode(), key) for key in self.keys)
 
     def _cors(self, origin: str | None) -> dict[str, str]:

@@ -118,10 +118,15 @@ async def slot_action(service: Service, id: str, action: str | None, body: SlotF
     try:
         n = await _between_rounds(service, lambda: work(path))
     except (ggraph.Error, OSError) as e:
-        raise Problem(400, f"Unable to {action} slot: {e}") from None
+        raise Problem(400, f"Unable to {action} slot: {reason(e)}") from None
     ms, size = 1e3 * (time.perf_counter() - start), path.stat().st_size
     names = ("n_saved", "n_written", "save_ms") if action == "save" else ("n_restored", "n_read", "restore_ms")
     return JSON({"id_slot": slot.id, "filename": body.filename, names[0]: n, names[1]: size, "timings": {names[2]: ms}})
+
+
+def reason(error: Exception) -> str:
+    """Without the paths of this machine."""
+    return (error.strerror or type(error).__name__) if isinstance(error, OSError) else str(error)
 
 
 async def _between_rounds(service: Service, function: Any) -> Any:

@@ -16,6 +16,7 @@ from starlette.responses import Response
 import ggraph
 
 from .problem import JSON, Problem
+from .sampling import Thoughts
 from .schema import Completion, Infill
 from .service import Job, Run, Service, in_thread
 from .stream import EventStream, frame, while_connected
@@ -120,6 +121,7 @@ def jobs(service: Service, body: Completion, given: Any) -> tuple[list[Job], boo
     if body.suffix:
         raise Problem(400, "suffix is not supported; /infill fills in between two texts")
     settings, prompts = service.settings(body), service.prompts(given)
+    settings.thoughts = _thoughts(body)
     logprobs = int(n_probs) if n_probs is not None and n_probs is not False else None
     if logprobs is not None and not (body.logprobs is not None and body.n_probs is None):
         logprobs = logprobs or None             # n_probs 0 is off, logprobs 0 wants the chosen tokens' alone
@@ -133,19 +135,31 @@ def jobs(service: Service, body: Completion, given: Any) -> tuple[list[Job], boo
     return made, prompts[1] or body.choices > 1
 
 
+def _thoughts(body: Completion) -> Thoughts | None:
+    """A limit on thoughts, where a body says how they are marked."""
+    ends = [tag for tag in [*(body.reasoning_budget_end_tags or []), body.reasoning_budget_end_tag] if tag]
+    budget = -1 if body.reasoning_budget_tokens is None else body.reasoning_budget_tokens
+    if not body.reasoning_budget_start_tag or not ends or not (budget >= 0 or body.reasoning_control):
+        return None
+    return Thoughts(body.reasoning_budget_start_tag, tuple(ends), budget, body.reasoning_budget_message or "")
+
+
 async def completion(service: Service, request: Request, body: Completion) -> Response:
     work, many = await in_thread(jobs, service, body, body.prompt)
     return await respond(service, request, body, work, many)
 
 
 async def respond(service: Service, request: Request, body: Completion, work: list[Job], many: bool) -> Response:
-    run = service.start(work)
+    run = await service.start(work)
     if body.stream:
         ping = service.options.ping if body.sse_ping_interval is None else body.sse_ping_interval
         return EventStream(_stream(service, body, run, work), run.cancel, ping)
     choices = await while_connected(request, collect(run, work))
-    answers = [selected(final(service, c, i, body.return_tokens, False), body.response_fields) for i, c in enumerate(choices)]
-    return JSON(answers if many else answers[0])
+
+    def told() -> Response:
+        answers = [selected(final(service, c, i, body.return_tokens, False), body.response_fields) for i, c in enumerate(choices)]
+        return JSON(answers if many else answers[0])
+    return await in_thread(told)
 
 
 async def _stream(service: Service, body: Completion, run: Run, work: list[Job]) -> AsyncGenerator[bytes, None]:

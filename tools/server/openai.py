@@ -4,6 +4,7 @@ In: checked bodies. Out: their JSON, whole or as events with [DONE] at the end.
 """
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator
@@ -16,10 +17,10 @@ import ggraph
 
 from .chat import Conversation, Told, Turn, converse, follow, turns_of
 from .info import BUILD
-from .native import Choice, collect, finite, jobs, logprob_items, progress_of, timed, timings
+from .native import Choice, collect, final, finite, jobs, logprob_items, progress_of, timed, timings
 from .problem import JSON, Problem
 from .replies import Delta
-from .schema import Chat, Completion, Sampling
+from .schema import Chat, Completion, Control, Sampling
 from .service import Job, Run, Service, in_thread
 from .stream import DONE, EventStream, frame, while_connected
 
@@ -56,14 +57,17 @@ def wants_usage(body: Sampling) -> bool:
 
 async def completions(service: Service, request: Request, body: Completion) -> Response:
     work, _ = await in_thread(jobs, service, body, body.prompt)
-    run = service.start(work)
+    run = await service.start(work)
     if body.stream:
         return EventStream(_completion_stream(service, body, run, work), run.cancel, ping_of(service, body))
-    done = await while_connected(request, collect(run, work))
+    return await in_thread(_completed, service, body, await while_connected(request, collect(run, work)))
+
+
+def _completed(service: Service, body: Completion, done: list[Choice]) -> Response:
     choices = [{"text": (c.job.text if body.echo else "") + c.text, "index": i, "logprobs": _logprobs(service, c, body.echo),
                 "finish_reason": c.end.finish_reason} for i, c in enumerate(done)]
     answer = {"choices": choices, **head(service, "text_completion"), "usage": usage([c.end for c in done]),
-              "timings": timings(done[-1].end)}
+              **_verbose(service, body, done[0]), "timings": timings(done[-1].end)}
     return JSON(answer)
 
 
@@ -81,15 +85,16 @@ async def _completion_stream(service: Service, body: Completion, run: Run, work:
                 yield frame(chunk(job.text, first[i] + k))
     async for h in run.events():
         if isinstance(h.event, ggraph.Progress):
+            yield frame({**chunk("", first[h.job]), "prompt_progress": progress_of(h.event)})
             continue
         index = first[h.job] + h.event.index
+        choices[h.job][h.event.index].take(h.event)
         if isinstance(h.event, ggraph.Piece):
             part = Choice(work[h.job], h.event.text, h.event.tokens, h.event.logprobs)
             yield frame({**chunk(h.event.text, index, _logprobs(service, part, False)), **timed(h.event.times)})
             continue
-        choices[h.job][h.event.index].take(h.event)
         ends.append(h.event)
-        last = chunk("", index, None, h.event.finish_reason)
+        last = {**chunk("", index, None, h.event.finish_reason), **_verbose(service, body, choices[h.job][h.event.index], True)}
         if len(ends) == sum(job.n for job in work):
             last |= {"usage": usage(ends)} if wants_usage(body) else {}
             last["timings"] = timings(h.event)
@@ -125,14 +130,40 @@ async def chat(service: Service, request: Request, body: Chat) -> Response:
     if body.top_logprobs is not None and not body.logprobs:
         raise Problem(400, "top_logprobs requires logprobs to be set to true")
     conversation = await in_thread(converse, service, body)
-    run = service.start([conversation.job])
+    same = head(service, "chat.completion.chunk" if body.stream else "chat.completion")
+    run = service.live[same["id"]] = await service.start([conversation.job])
     if body.stream:
-        return EventStream(_chat_stream(service, body, run, conversation), run.cancel, ping_of(service, body))
+        return EventStream(_chat_stream(service, body, run, conversation, same), run.cancel, ping_of(service, body))
     turns = await while_connected(request, turns_of(run, conversation))
-    choices = [{"finish_reason": t.finish_reason, "index": i, "message": message(t), **_items(service, conversation, t.logprobs)}
-               for i, t in enumerate(turns)]
-    return JSON({"choices": choices, **head(service, "chat.completion"), "usage": usage([t.end for t in turns]),
-                 "timings": timings(turns[-1].end)})
+    return await in_thread(_answered, service, body, conversation, same, turns)
+
+
+def _answered(service: Service, body: Chat, conversation: Conversation, same: dict[str, Any], turns: list[Turn]) -> Response:
+    choices = [{"finish_reason": t.finish_reason, "index": i, "message": message(t),
+                **_items(service, conversation, t.whole.logprobs)} for i, t in enumerate(turns)]
+    return JSON({"choices": choices, **same, "usage": usage([t.end for t in turns]),
+                 **_verbose(service, body, turns[0].whole), "timings": timings(turns[-1].end)})
+
+
+async def control(service: Service, request: Request, body: Control) -> Response:
+    """Something about an answer that is being written: "reasoning_end" ends its thought."""
+    if not body.id:
+        raise Problem(400, "missing completion id")
+    if body.action != "reasoning_end":
+        raise Problem(400, "unknown control action")
+    run = service.live.get(body.id)
+    if run is None or run.done:
+        return JSON({"success": False, "message": "no active completion for this id"})
+    limits = run.limited
+    if not limits:
+        return JSON({"success": False, "message": "reasoning control not enabled for this completion"})
+    await asyncio.wrap_future(service.engine.call(lambda: [limit.finish() for limit in limits]))
+    return JSON({"success": True})
+
+
+def _verbose(service: Service, body: Sampling, choice: Choice, stream: bool = False) -> dict[str, Any]:
+    """The native form of the same answer, for those who look for a mistake."""
+    return {"__verbose": final(service, choice, 0, body.return_tokens, stream)} if body.verbose else {}
 
 
 def message(turn: Turn) -> dict[str, Any]:
@@ -150,8 +181,8 @@ def _items(service: Service, conversation: Conversation, items: list[ggraph.Toke
     return {} if job.logprobs is None else {"logprobs": {"content": logprob_items(service, items, job.drawn)}}
 
 
-async def _chat_stream(service: Service, body: Chat, run: Run, conversation: Conversation) -> AsyncGenerator[bytes, None]:
-    same = head(service, "chat.completion.chunk")
+async def _chat_stream(service: Service, body: Chat, run: Run, conversation: Conversation,
+                       same: dict[str, Any]) -> AsyncGenerator[bytes, None]:
     n, ends = conversation.job.n, list[ggraph.Done]()
 
     def chunk(index: int, delta: dict[str, Any], reason: str | None = None, **more: Any) -> dict[str, Any]:
@@ -169,7 +200,7 @@ async def _chat_stream(service: Service, body: Chat, run: Run, conversation: Con
         if told.turn.done is None:
             continue
         ends.append(told.turn.done)
-        last = chunk(told.index, {}, told.turn.finish_reason)
+        last = {**chunk(told.index, {}, told.turn.finish_reason), **_verbose(service, body, told.turn.whole, True)}
         if len(ends) == n and not wants_usage(body):
             last["timings"] = timings(told.turn.done)
         yield frame(last)

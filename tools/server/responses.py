@@ -25,7 +25,7 @@ from .stream import EventStream, frame, while_connected
 
 async def create(service: Service, request: Request, body: Responses) -> Response:
     conversation = await in_thread(lambda: converse(service, as_chat(body)))
-    run = service.start([conversation.job])
+    run = await service.start([conversation.job])
     answer = Answer(service, body)
     if body.stream:
         return EventStream(_stream(answer, run, conversation), run.cancel, ping_of(service, body), "error")

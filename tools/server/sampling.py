@@ -4,7 +4,7 @@ In: a checked `Sampling` body, the server's defaults. Out: `Settings`: a chain i
 """
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,10 +19,25 @@ RENAMED = {"temperature": "temp", "dynatemp_exponent": "dynatemp_exp", "typical_
 FIELDS = ("seed", "temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p", "top_n_sigma",
           "xtc_probability", "xtc_threshold", "typical_p", "repeat_last_n", "repeat_penalty", "presence_penalty",
           "frequency_penalty", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "mirostat",
-          "mirostat_tau", "mirostat_eta", "adaptive_target", "adaptive_decay")
+          "mirostat_tau", "mirostat_eta", "adaptive_target", "adaptive_decay", "min_keep")
 LETTERS = {"e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typ_p", "p": "top_p", "m": "min_p", "x": "xtc",
            "t": "temperature", "a": "adaptive_p"}
 BREAKERS = ("\n", ":", '"', "*")
+
+
+@dataclass(frozen=True)
+class Thoughts:
+    """How thoughts are marked, how many tokens each may have (-1: any number), and what is said before one is ended.
+    `opened`: the text begins inside one."""
+    start: str
+    ends: tuple[str, ...]
+    budget: int
+    message: str = ""
+    opened: bool = False
+
+    def limited(self, vocab: ggraph.Vocab, grammar: ggraph.Grammar | None) -> ggraph.ReasoningBudget:
+        return ggraph.ReasoningBudget(vocab, self.start, self.ends, self.budget, message=self.message, opened=self.opened,
+                                      inner=grammar)
 
 
 @dataclass
@@ -35,7 +50,8 @@ class Settings:
     grammar: ggraph.Grammar | None = None
     grammar_source: str = ""
     spec_types: list[str] = field(default_factory=list)
-    more: dict[str, Any] = field(default_factory=dict)
+    thoughts: Thoughts | None = None
+    preserved: frozenset[int] = frozenset()         # control tokens that are text
 
     def samplers(self, model: ggraph.Model, n: int) -> list[ggraph.Sampler]:
         """One for each choice; where a seed is given, the next choice has the next seed."""
@@ -44,11 +60,14 @@ class Settings:
             seed = self.params["seed"] if self.params["seed"] < 0 else (self.params["seed"] + i) % 2**32
             chain = ggraph.default_chain(**{**self.params, "seed": seed, "logit_bias": self.bias})
             try:
-                made.append(ggraph.Sampler(chain, model.n_vocab, model.vocab, self.grammar.clone() if self.grammar else None,
-                                           self.breakers))
+                made.append(ggraph.Sampler(chain, model.n_vocab, model.vocab, self._constraint(model.vocab), self.breakers))
             except ggraph.SamplerError as e:
                 raise Problem(400, f"Failed to initialize samplers: {e}") from None
         return made
+
+    def _constraint(self, vocab: ggraph.Vocab) -> ggraph.Grammar | ggraph.ReasoningBudget | None:
+        grammar = self.grammar.clone() if self.grammar else None
+        return self.thoughts.limited(vocab, grammar) if self.thoughts else grammar
 
     def described(self, stop: list[str], n_probs: int) -> dict[str, Any]:
         """`generation_settings` of native answers."""
@@ -57,11 +76,11 @@ class Settings:
         return {**values, "dry_sequence_breakers": list(self.breakers), "stop": stop, "max_tokens": limit, "n_predict": limit,
                 "n_keep": b.n_keep, "n_discard": b.n_discard, "ignore_eos": b.ignore_eos, "stream": b.stream,
                 "logit_bias": [{"token": t, "bias": v if v > float("-inf") else None} for t, v in self.bias.items()],
-                "n_probs": n_probs, "min_keep": b.min_keep, "grammar": self.grammar_source, "grammar_lazy": False,
-                "grammar_triggers": [], "preserved_tokens": [], "chat_format": "Content-only", "reasoning_format": "deepseek",
+                "n_probs": n_probs, "grammar": self.grammar_source, "grammar_lazy": False, "grammar_triggers": [],
+                "preserved_tokens": sorted(self.preserved), "chat_format": "Content-only", "reasoning_format": "deepseek",
                 "reasoning_in_content": False, "generation_prompt": "", "samplers": self.params["samplers"].split(";"),
                 "speculative.types": ",".join(self.spec_types) or "none", "timings_per_token": b.timings_per_token,
-                "post_sampling_probs": b.post_sampling_probs, "backend_sampling": False, "lora": b.lora, **self.more}
+                "post_sampling_probs": b.post_sampling_probs, "backend_sampling": False, "lora": b.lora}
 
 
 def settings(body: Sampling, defaults: Mapping[str, Any], model: ggraph.Model) -> Settings:
@@ -76,15 +95,23 @@ def settings(body: Sampling, defaults: Mapping[str, Any], model: ggraph.Model) -
         params["dry_base"] = defaults["dry_base"]
     if body.samplers is not None:
         params["samplers"] = _order(body.samplers)
+    if body.grammar_lazy:
+        raise Problem(400, "grammar_lazy is not supported: a grammar holds from the first token on")
     if body.dry_sequence_breakers == []:
         raise Problem(400, "Field 'dry_sequence_breakers': must be a non-empty array of strings")
     breakers = tuple(body.dry_sequence_breakers or defaults.get("breakers") or BREAKERS)
     bias = {**defaults.get("logit_bias", {}), **_biases(body.logit_bias, model)}
     if body.ignore_eos or defaults.get("ignore_eos"):
         bias |= dict.fromkeys(sorted(model.vocab.eog), float("-inf"))
-    made = Settings(params, bias, breakers, body)
+    made = Settings(params, bias, breakers, body, preserved=controls(model.vocab, body.preserved_tokens))
     _constrain(made, model.vocab)
     return made
+
+
+def controls(vocab: ggraph.Vocab, texts: Iterable[str]) -> frozenset[int]:
+    """Those of the texts that are one control token each."""
+    rows = [vocab.encode(text, add_special=False) for text in texts if text]
+    return frozenset(ids[0] for ids in rows if len(ids) == 1 and vocab.is_control(ids[0]))
 
 
 def _order(samplers: list[str] | str) -> str:

@@ -5,11 +5,13 @@ In: parsed JSON. Out: models whose fields are None where nothing was said. Must 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 INT_MAX = 2**31 - 1
+MAX_PROBS = 10_000          # likeliest tokens that are told with each token
 
 
 def _number(value: Any) -> Any:
@@ -33,6 +35,14 @@ def _finite(value: float) -> float:
     if not math.isfinite(value):
         raise ValueError("must be finite")
     return value
+
+
+def _at_most(n: int) -> Callable[[list[str]], list[str]]:
+    def check(values: list[str]) -> list[str]:
+        if len(values) > n:
+            raise ValueError(f"at most {n} texts are possible, but there are {len(values)}")
+        return values
+    return check
 
 
 Int = Annotated[int, BeforeValidator(_number)]
@@ -80,7 +90,7 @@ class Sampling(Body):
     dry_base: Float | None = None
     dry_allowed_length: Count | None = None
     dry_penalty_last_n: Count | None = None
-    dry_sequence_breakers: list[str] | None = None
+    dry_sequence_breakers: Annotated[list[str], AfterValidator(_at_most(256))] | None = None
     mirostat: Annotated[Int, _clamped(0, 2)] | None = None
     mirostat_tau: Float | None = None
     mirostat_eta: Float | None = None
@@ -96,8 +106,9 @@ class Sampling(Body):
     n: Int | None = None
     n_keep: Limit = 0
     n_discard: Count = 0
-    t_max_predict_ms: Limit = -1
-    min_keep: Count = 0
+    n_indent: Count = 0
+    t_max_predict_ms: Annotated[Int, _between(-1, 2**63 - 1)] = -1
+    min_keep: Count | None = None
     stop: list[str] | str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -106,13 +117,19 @@ class Sampling(Body):
     id_slot: Any32 = -1
     return_tokens: bool = False
     return_progress: bool = False
+    verbose: bool = False
     timings_per_token: bool = False
     post_sampling_probs: bool = False
     sse_ping_interval: Limit | None = None
     lora: list[Any] = []
     grammar: str | None = None
+    grammar_lazy: bool = False
     regex: str | None = None
     json_schema: dict[str, Any] | bool | None = None
+    preserved_tokens: list[str] = []
+    reasoning_budget_tokens: Limit | None = None
+    reasoning_budget_message: str | None = None
+    reasoning_control: bool = False
 
     @property
     def limit(self) -> int:
@@ -127,11 +144,14 @@ class Sampling(Body):
 
 class Completion(Sampling):
     prompt: Prompt = None
-    n_probs: Count | None = None
-    logprobs: Annotated[Int, _between(0, INT_MAX)] | bool | None = None
+    n_probs: Annotated[Int, _between(0, MAX_PROBS)] | None = None
+    logprobs: Annotated[Int, _between(0, MAX_PROBS)] | bool | None = None
     response_fields: list[str] | None = None
     echo: bool = False
     suffix: str | None = None
+    reasoning_budget_start_tag: str | None = None
+    reasoning_budget_end_tag: str | None = None
+    reasoning_budget_end_tags: list[str] | None = None
 
 
 class Infill(Completion):
@@ -152,7 +172,8 @@ class Chat(Sampling):
     continue_final_message: bool | str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
-    reasoning_format: str | None = None
+    reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] | None = None
+    thinking_budget_tokens: Limit | None = None
     parse_tool_calls: bool = True
 
 
@@ -187,6 +208,11 @@ class Messages(Body):
     top_k: Annotated[Any32, _clamped(0, INT_MAX)] | None = None
     stream: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+
+
+class Control(Body):
+    id: str | None = None
+    action: str | None = None
 
 
 class Tokenize(Body):

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import ggraph
 
@@ -44,6 +45,8 @@ class Options:
     embd_normalize: int = 2
     log_requests: bool = False
     spec_types: list[str] = field(default_factory=list)
+    reasoning_budget: int = -1
+    reasoning_budget_message: str = ""
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     sampling: dict[str, Any] = field(default_factory=dict)
     context: dict[str, Any] = field(default_factory=dict)
@@ -59,7 +62,6 @@ class Job:
     n: int = 1
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    preserved: frozenset[int] = frozenset()
 
     @property
     def drawn(self) -> bool:
@@ -83,6 +85,7 @@ class Service:
         self.vocab = model.vocab
         self._engine, self._embedder, self._loaded = engine, embedder, ctx.adapters
         self.started = time.time()
+        self.live: WeakValueDictionary[str, Run] = WeakValueDictionary()        # by the id of the answer
 
     @property
     def engine(self) -> ggraph.Engine:
@@ -95,6 +98,12 @@ class Service:
         if self._embedder is None:
             raise Problem(501, "This server does not support embeddings. Start it with `--embeddings`")
         return self._embedder
+
+    def close(self) -> None:
+        """Requests that are running fail."""
+        for running in (self._engine, self._embedder):
+            if running is not None:
+                running.close()
 
     @property
     def n_slots(self) -> int:
@@ -188,27 +197,29 @@ class Service:
         if not ids:
             raise Problem(400, "the prompt is empty, and this tokenizer adds no token of its own; give at least one token")
 
-    def start(self, jobs: Sequence[Job]) -> Run:
-        """Give the jobs to the engine; on the event loop's thread."""
+    async def start(self, jobs: Sequence[Job]) -> Run:
+        """Give the jobs to the engine."""
         engine = self.engine
         run = Run(engine, sum(job.n for job in jobs))
-        for i, job in enumerate(jobs):
-            self.check_length(job.ids)
-            body = job.settings.body
-            if body.id_slot < -1:
-                raise Problem(400, f"Field 'id_slot': Value must be between -1 <= value < {self.n_slots}, but got {body.id_slot}")
-            cache = self.options.cache_prompt if body.cache_prompt is None else body.cache_prompt
-            run.requests.append(ggraph.Request(
-                job.ids, job.settings.samplers(self.model, job.n), run.sink(i), max_tokens=self.limit(body), stop=job.stop,
-                logprobs=job.logprobs, prompt_logprobs=job.prompt_logprobs, preserved=job.preserved, cache_prompt=cache,
-                adapters=self.chosen(body.lora) if body.lora else None,
-                cache_reuse=-1 if body.n_cache_reuse is None else body.n_cache_reuse,
-                slot=body.id_slot % self.n_slots if body.id_slot >= 0 else -1, n_keep=body.n_keep,
-                time_limit=body.t_max_predict_ms, progress=body.return_progress,
-                timings=body.timings_per_token, post_sampling=body.post_sampling_probs))
+        run.requests += await in_thread(lambda: [self._request(job, run.sink(i)) for i, job in enumerate(jobs)])
         for request in run.requests:
             engine.submit(request)
         return run
+
+    def _request(self, job: Job, sink: Callable[[Any], None]) -> ggraph.Request:
+        self.check_length(job.ids)
+        body = job.settings.body
+        if body.id_slot < -1:
+            raise Problem(400, f"Field 'id_slot': Value must be between -1 <= value < {self.n_slots}, but got {body.id_slot}")
+        return ggraph.Request(
+            job.ids, job.settings.samplers(self.model, job.n), sink, max_tokens=self.limit(body), stop=job.stop,
+            logprobs=job.logprobs, prompt_logprobs=job.prompt_logprobs, preserved=job.settings.preserved,
+            cache_prompt=self.options.cache_prompt if body.cache_prompt is None else body.cache_prompt,
+            adapters=self.chosen(body.lora) if body.lora else None,
+            cache_reuse=-1 if body.n_cache_reuse is None else body.n_cache_reuse,
+            slot=body.id_slot % self.n_slots if body.id_slot >= 0 else -1, n_keep=body.n_keep, n_discard=body.n_discard,
+            n_indent=body.n_indent, time_limit=body.t_max_predict_ms, progress=body.return_progress,
+            timings=body.timings_per_token, post_sampling=body.post_sampling_probs)
 
 
 class Run:
@@ -237,13 +248,24 @@ class Run:
         finally:
             self.cancel()
 
+    @property
+    def done(self) -> bool:
+        return not self._left
+
+    @property
+    def limited(self) -> list[ggraph.ReasoningBudget]:
+        """The limits on the thoughts of its choices."""
+        made = [s.grammar for r in self.requests for s in r.samplers]
+        return [limit for limit in made if isinstance(limit, ggraph.ReasoningBudget)]
+
     def cancel(self) -> None:
         """Nothing happens to what is done."""
         if self._left:
             for request in self.requests:
                 self._engine.cancel(request)
+            self._left = 0
 
 
 async def in_thread(function: Callable[..., T], *args: Any) -> T:
-    """Work that may take long: templates, tokenizers, grammars."""
+    """Work that may take long: templates, tokenizers, grammars, long lists."""
     return await asyncio.get_running_loop().run_in_executor(None, lambda: function(*args))

@@ -57,7 +57,7 @@ async def embeddings(service: Service, request: Request, body: Embeddings, opena
     futures = [asyncio.wrap_future(embedder.submit(ids)) for ids in texts]
     rows = await while_connected(request, asyncio.gather(*futures))
     norm = service.options.embd_normalize if body.embd_normalize is None else body.embd_normalize
-    vectors = [_normalized(row, norm if pooled else -1) for row in rows]
+    vectors = [_normalized(_cut(row, body.dimensions), norm if pooled else -1) for row in rows]
     if not openai:
         return JSON([{"index": i, "embedding": np.atleast_2d(v).tolist()} for i, v in enumerate(vectors)])
     n = sum(map(len, texts))
@@ -96,6 +96,13 @@ def _pair(service: Service, query: str, document: str) -> list[int]:
     start, between = [vocab.bos] if vocab.add_bos else [], [vocab.sep] if vocab.add_sep else []
     q, d = (vocab.encode(text, add_special=False, parse_special=False) for text in (query, document))
     return [id for id in [*start, *q, *end, *between, *d, *end] if id is not None]
+
+
+def _cut(v: npt.NDArray[np.float32], n: int | None) -> npt.NDArray[np.float32]:
+    """Its first n numbers, which are an embedding of their own where a model was trained for it."""
+    if n is not None and not 1 <= n <= v.shape[-1]:
+        raise Problem(400, f"Field 'dimensions': Value must be between 1 <= value <= {v.shape[-1]}, but got {n}")
+    return v if n is None else v[..., :n]
 
 
 def _normalized(v: npt.NDArray[np.float32], p: int) -> npt.NDArray[np.float32]:

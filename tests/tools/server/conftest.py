@@ -1,4 +1,4 @@
-"""A real server in a process of its own, with the tiny model, and how to talk to it."""
+"""A real server in a process of its own, with the tiny model, and how to talk to it; a browser that looks at its page."""
 from __future__ import annotations
 
 import re
@@ -9,11 +9,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from tests import tiny
+from tests.tools.server.browser import CHROMIUM, DRIVER, NEEDED, Page
 
 pytest.importorskip("fastapi")
 
@@ -94,3 +96,53 @@ def server(file: str, slots_folder: Path) -> Iterator[Server]:
 def client(server: Server) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
+
+
+# --- a browser
+
+
+@pytest.fixture(scope="session")
+def driver(request: pytest.FixtureRequest) -> Iterator[Any]:
+    if not CHROMIUM or not DRIVER:
+        with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+            print(f"\n{NEEDED}", file=sys.stderr)           # also without -rs
+        pytest.skip(NEEDED)
+    webdriver = pytest.importorskip("selenium.webdriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--window-size=1280,860"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="session")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with room for answers that take a while."""
+    return tiny.write(tmp_path_factory.mktemp("page") / "long.gguf", llama__context_length=16384)
+
+
+@pytest.fixture(scope="session")
+def url(long: Path) -> Iterator[str]:
+    """Answers of 24 tokens, always the same ones, unless a request says something else."""
+    with running("-m", str(long), "-c", "16384", "-np", "2", "--temp", "0", "--ignore-eos", "-n", "24", "-a", "tiny",
+                 "--metrics", "--inspect") as server:
+        yield server.url
+
+
+@pytest.fixture
+def here(driver: Any, url: str) -> Iterator[Page]:
+    """The page, with nothing in its storage; afterwards, that it asked no other host and that nothing was refused."""
+    found = Page(driver, url)
+    driver.get(url + "/page/icon.svg")
+    driver.execute_script("localStorage.clear()")
+    driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    driver.get_log("browser")
+    found.open()
+    yield found
+    asked = found.run("return performance.getEntriesByType('resource').map((e) => e.name)")
+    assert all(name.startswith(("http://127.0.0.1:", "data:")) for name in asked)
+    wrong = [line["message"] for line in driver.get_log("browser") if line["level"] == "SEVERE"]
+    assert not [text for text in wrong if "Failed to load resource" not in text]

@@ -43,6 +43,21 @@ def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert p["options"].api_keys == ("k",) and not p["options"].ui and not p["options"].inspect
 
 
+def test_what_the_environment_turns_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    off = {"LLAMA_ARG_NO_UI": "1", "LLAMA_ARG_NO_CACHE_PROMPT": "", "LLAMA_ARG_NO_KV_UNIFIED": "0", "LLAMA_ARG_NO_PORT": "1"}
+    p = parsed(monkeypatch, **off)
+    assert not (p["ui"] or p["cache_prompt"] or p["kv_unified"]) and p["slots"] and p["port"] == 8080
+    assert parsed(monkeypatch, "--ui", **off)["ui"]
+
+
+def test_thinking(monkeypatch: pytest.MonkeyPatch) -> None:
+    p = parsed(monkeypatch, "--reasoning", "off", LLAMA_ARG_THINK_BUDGET="7", LLAMA_ARG_THINK_BUDGET_MESSAGE="stop")
+    assert p["options"].template_kwargs == {"enable_thinking": False}
+    assert (p["options"].reasoning_budget, p["options"].reasoning_budget_message) == (7, "stop")
+    p = parsed(monkeypatch, "--reasoning-effort", "none", "--chat-template-kwargs", '{"enable_thinking": true}')
+    assert p["options"].template_kwargs == {"enable_thinking": True, "reasoning_effort": "none"}
+
+
 def test_every_variable_is_of_an_option() -> None:
     assert command.ENVIRONMENT.keys() <= {param.name for param in command.main.params}
 

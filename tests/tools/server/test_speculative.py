@@ -1,6 +1,8 @@
 """Speculative decoding and chunk reuse over HTTP: flags, timings, what /slots and /metrics say."""
 from __future__ import annotations
 
+import random
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -8,9 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from ggraph.tools.server import command
-from tests.tools.server.conftest import running
+from tests import nextn, spec
+from tests.tools.server import hold
+from tests.tools.server.asking import GREEDY, post
+from tests.tools.server.conftest import Server, running
 from tests.tools.server.test_command import parsed
-from tests.tools.server.test_http import GREEDY, post
 
 
 def test_over_http(file: str, client: httpx.Client) -> None:
@@ -37,6 +41,37 @@ def test_over_http(file: str, client: httpx.Client) -> None:
         assert "moved" in c.get("/slots").json()[0]["cache_reuse"]
         post(c, "/completion", prompt=head + middle + tail, id_slot=0, n_cache_reuse=0, **GREEDY)
         assert post(c, "/completion", prompt=head + tail, id_slot=0, n_cache_reuse=0, **GREEDY)["timings"]["cache_n"] < reused
+
+
+@pytest.mark.parametrize("name", ["glm4moe-moe", pytest.param("qwen35-dense-b", marks=pytest.mark.slow)])
+def test_the_models_own_block(name: str, tmp_path: Path) -> None:
+    """Several texts at once, some of whose clients leave: those that stay are those of plain decoding."""
+    file = str(spec.write(nextn.speaking(name), tmp_path / "m.gguf"))
+    rng = random.Random(6)
+    prompts = ["".join(rng.choice("etaoin shr") for _ in range(rng.randrange(2, 50))) for _ in range(20)]
+    body: dict[str, Any] = {"prompt": prompts[0], **GREEDY, "n_predict": 16, "return_tokens": True}
+    with running("-m", file, "-c", "1024", "-np", "4", "-ub", "32", "--metrics", "--spec-type", "draft-mtp") as server, \
+            httpx.Client(base_url=server.url, timeout=60) as c:
+        got = hold.isolation(server.url, prompts, 16, at_once=8)
+        slots = hold.settled(server.url)
+        assert all(s["speculative"] for s in slots)
+        answer = post(c, "/completion", **body)
+        assert answer["timings"]["draft_n"] >= answer["timings"]["draft_n_accepted"] >= 0 and answer["timings"]["draft_n"] > 10
+        assert answer["generation_settings"]["speculative.types"] == "draft-mtp"
+        two = post(c, "/completion", **body, n=2)
+        assert [a["tokens"] for a in two] == [answer["tokens"]] * 2
+        assert "spec_decode_num_drafts_total" in c.get("/metrics").text
+    with running("-m", file, "-c", "1024", "-np", "4", "-ub", "32") as server:
+        want = hold.lone(server.url, prompts, 16)
+        assert [g for g in got if g] == [w for g, w in zip(got, want) if g] and sum(g is not None for g in got) >= 10
+        assert answer["tokens"] == want[0][1]
+
+
+def test_a_model_without_such_a_block(file: str) -> None:
+    server = Server("-m", file, "--spec-type", "draft-mtp")
+    assert server.process.wait(30) == 1
+    server._reader.join(5)
+    assert any("holds no block" in line for line in server.log)
 
 
 def test_flags(monkeypatch: pytest.MonkeyPatch) -> None:
