@@ -56,8 +56,7 @@ def layer(b: Builder, w: Group, x: Tensor, il: int) -> Tensor:
     hp = b.hp
     y = b.norm(x, w.attn_norm, "attn_norm", il)
     q, k, v = b.qkv(w, y, il)
-    if w.attn_q_norm:
-        q, k = b.qk_norm(w, q, k, il)
+    q, k = b.qk_norm(w, q, k, il)
     y = b.attn(w.attn_output, b.rope(q, il), b.rope(k, il), v, il)
     y, x = b.out_ids(il, y, x)
     x = b.residual(x, y, "ffn_inp", il)

@@ -11,6 +11,8 @@ from ggraph.ops import NEOX
 from ggraph.tensor import Tensor
 from ggraph.weights import Group, Weights
 
+EXPERTS = tuple(f"{name}_{kind}" for kind in ("exps", "shexp") for name in ("gate_up", "gate", "up", "down"))
+
 
 def hparams(kv: Mapping[str, Any]) -> HParams:
     hp = HParams.read(kv, rope_mode=NEOX)
@@ -34,10 +36,11 @@ def layer_weights(hp: HParams, il: int, w: Group) -> None:
     w.attn_out(il)
     if w("ffn_gate_inp", hp.n_embd, hp.n_expert, optional=True) is None:
         w.ffn(il)
+        w.unused("exp_probs_b", *(f"ffn_{name}.weight" for name in EXPERTS))
         return
     w.unused(*(f"ffn_{name}.weight" for name in ("gate", "up", "down")))
     w.experts(il, n_ff=hp.n_ff_expert(il), probs_suffix="")
-    w.ffn(il, n_ff=hp.n_ff_shexp or hp.n_ff_expert(il), suffix="_shexp")
+    w.ffn(il, n_ff=hp.n_ff_shexp or hp.n_ff_expert(il), gate=None, suffix="_shexp")
 
 
 def graph(b: Builder) -> None:
