@@ -191,6 +191,19 @@ def test_speculative(file: str, seed: str) -> None:
     assert "give -md" in run(*args, "--spec-type", "draft-simple", code=2).stderr
 
 
+def test_speculative_tree(file: str) -> None:
+    """Several guesses at once; the text stays."""
+    args = "-m", file, "-c", "256", "--temp", "1", "--seed", "5", "-n", "30", "--json", "the rain the sun the rain the wind the"
+    plain = json.loads(run(*args).stdout)
+    for more in (("draft-simple", "-md", file, "--spec-draft-n-max", "4"), ("ngram-simple", "--spec-ngram-simple-size-n", "1")):
+        chain, tree = (json.loads(run(*args, "--spec-type", *more, *branches).stdout)
+                       for branches in ((), ("--spec-draft-n-branch", "3")))
+        assert chain["tokens"] == tree["tokens"] == plain["tokens"]
+        assert tree["timings"]["draft_n"] > chain["timings"]["draft_n"]
+    assert "give --spec-type" in run(*args, "--spec-draft-n-branch", "2", code=2).stderr
+    assert "--spec-draft-n-branch" in run("--help").stdout
+
+
 def test_speculative_mtp(file: str, tmp_path: Path) -> None:
     path = str(spec.write(nextn.speaking("glm4moe-moe"), tmp_path / "mtp.gguf"))
     args = "-m", path, "-c", "256", "--temp", "0", "-n", "20", "--json", "the rain"
