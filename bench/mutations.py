@@ -173,6 +173,7 @@ REASONS: list[tuple[str, str, str]] = [
     ("plamo2-dense", "pair.*|four.*", "llama.cpp mixes the tokens of several sequences"),
     ("rwkv6qwen2|arwkv7", "pair.*|four.*", "llama.cpp mixes the tokens of several sequences"),
     ("bailingmoe2-moe", "k96_v96|heads.*|k.*_v.*", "llama.cpp gives the fused matrix n_embd rows for Q, whatever the heads are"),
+    ("qwen3(5|5moe|next)-.*", "fused", "one matrix for Q, its gate, K and V is not supported; nothing writes such files"),
     ("qwen2vl-dense", "eps", "llama.cpp does not read the epsilon"),
     ("hy_v3-moe|kimi-linear-moe", "no ffn_gate_shexp.*ffn_up_shexp.*|no ffn_down_shexp.*|no ffn_up_shexp.*",
      "llama.cpp adds the activation of a shared expert that is not there"),
