@@ -38,10 +38,12 @@ def layer_weights(hp: HParams, il: int, w: Group) -> None:
     w.unused("attn_qkv.bias", "attn_q.bias", "attn_k.bias", "attn_v.bias")
     w.attn_out(il)
     w("attn_sinks", hp.n_head[il], optional=True)
-    if w("ffn_gate", hp.n_embd, hp.n_ff[il], optional=True):
-        w.ffn(il)
     if w("ffn_gate_inp", hp.n_embd, hp.n_expert, optional=True):
         w.experts(il, gate=None)
+        w.unused(*(f"ffn_{name}.weight" for name in ("gate", "up", "down")))
+    else:
+        w.ffn(il, gate=None)
+        w.unused("exp_probs_b.bias", *(f"ffn_{name}_exps.weight" for name in ("gate", "up", "down")))
 
 
 def graph(b: Builder) -> None:
