@@ -29,7 +29,9 @@ Rows = Sequence[tuple[int, int, int]]                   # token, position, seque
 class Peer:
     """One model in one llama.cpp context."""
 
-    def __init__(self, path: Path, n_seq: int, n_ctx: int, pooling: str | None = None, mtp: bool = False):
+    def __init__(self, path: Path, n_seq: int, n_ctx: int, pooling: str | None = None, mtp: bool = False, *, n_ubatch: int = 0,
+                 unified: bool = True, watch: Any = None):
+        """`watch`: a `ggml_backend_sched_eval_callback`."""
         import llama_cpp
         self.lib: Any = llama_cpp
         lib = self.lib
@@ -40,8 +42,11 @@ class Peer:
         self.model = lib.llama_model_load_from_file(str(path).encode(), mp)
         assert self.model, f"llama.cpp cannot load {path}"
         cp = lib.llama_context_default_params()
-        cp.n_ctx, cp.n_batch, cp.n_ubatch, cp.n_seq_max, cp.n_threads, cp.n_threads_batch = n_ctx, n_ctx, n_ctx, n_seq, 1, 1
-        cp.flash_attn_type, cp.kv_unified = 0, True
+        cp.n_ctx, cp.n_batch, cp.n_ubatch, cp.n_seq_max = n_ctx, n_ctx, n_ubatch or n_ctx, n_seq
+        cp.n_threads, cp.n_threads_batch = 1, 1
+        cp.flash_attn_type, cp.kv_unified = 0, unified
+        if watch is not None:
+            cp.cb_eval = watch
         if pooling is not None:
             cp.embeddings, cp.pooling_type = True, POOLING.index(pooling)
         cp.ctx_type = int(mtp)

@@ -15,6 +15,10 @@ import numpy as np
 from .errors import ModelError
 
 REQUIRED: Any = object()
+# Keys that mean nothing in most architectures, whatever their files say, and the fields that they fill.
+FEW_HAVE = {"attention.clamp_kqv": "f_clamp_kqv", "attention.max_alibi_bias": "f_max_alibi_bias",
+            "attention.scale": "f_attention_scale", "embedding_scale": "f_embedding_scale", "logit_scale": "f_logit_scale",
+            "residual_scale": "f_residual_scale"}
 MULTI_AXIS = 8                      # the bit that ggml's rope modes with several positions per token share
 
 
@@ -74,6 +78,7 @@ class HParams:
     n_embd_head_k: int
     n_embd_head_v: int
     first_layer: int = 0                        # where the graph begins: `nextn` runs a block behind the layers
+    nextn_normed: bool = True                   # the hidden states that such a block goes on from are those behind the last norm
     n_embd_head_k_mla: int = 0                  # head sizes of latent attention, as its heads see K and V; else as above
     n_embd_head_v_mla: int = 0
     n_lora_q: int = 0                           # sizes of the latent vectors that Q, and K and V, come from; 0: none
@@ -168,11 +173,12 @@ class HParams:
         return range(self.first_layer, self.n_layer)
 
     def nextn(self) -> HParams:
-        """The same for a graph that runs the next-token-prediction block alone: it is of attention, without a window."""
-        def longer(layers: tuple[bool, ...], last: bool) -> tuple[bool, ...]:
-            return (*layers[:self.n_layer], last) if layers else ()
-        return self.replace(first_layer=self.n_layer, n_layer=self.n_layer + 1, recurrent_layers=(), ngrams=None,
-                            swa_layers=longer(self.swa_layers, False), rope_layers=longer(self.rope_layers, True))
+        """The same for a graph that runs the next-token-prediction block alone: it is of attention, without a window unless the
+        file's own pattern gives it one."""
+        n, rotated = self.n_layer, self.rope_layers
+        return self.replace(first_layer=n, n_layer=n + 1, recurrent_layers=(), ngrams=None,
+                            swa_layers=self.swa_layers and (*self.swa_layers[:n], *(self.swa_layers[n:n + 1] or (False,))),
+                            rope_layers=rotated and (*rotated[:n], True))
 
     def n_ff_expert(self, il: int) -> int:
         """Length of one expert's feed-forward; where the file does not say, those used share the layer's."""
@@ -205,7 +211,7 @@ class HParams:
         return self.n_embd_head_k - self.n_rot if self.n_lora_kv else 0
 
     def is_recurrent(self, il: int) -> bool:
-        return bool(self.recurrent_layers) and self.recurrent_layers[il]
+        return any(self.recurrent_layers[il:il + 1])                # False of blocks behind the layers
 
     def has_kv(self, il: int) -> bool:
         """Layer `il` keeps K and V of the tokens that it has seen."""
@@ -238,22 +244,29 @@ class HParams:
         return tuple(n == 0 for n in self.n_head_kv[:self.n_layer])
 
     def window(self, n_swa: int, layers: Sequence[bool], swa_type: str = "standard") -> HParams:
-        """The same with a sliding window over the given layers; no window at all if n_swa is 0."""
+        """The same with a sliding window over the given layers; no window at all if n_swa is 0.
+
+        Unless an architecture has a rotated length of its own for them (`n_rot_swa`), that of the first layer is that of all.
+        """
         if not n_swa:
             return self
-        return self.replace(n_swa=int(n_swa), swa_type=swa_type, swa_layers=tuple(map(bool, layers)))
+        own = layers[0] and not self.n_rot_swa
+        n_rot = int(self.keys.number("rope.dimension_count_swa", self.n_rot)) if own else self.n_rot
+        return self.replace(n_swa=int(n_swa), swa_type=swa_type, swa_layers=tuple(map(bool, layers)), n_rot=n_rot)
 
     def swa_pattern(self, period: int, dense_first: bool = False) -> tuple[bool, ...]:
-        """Which layers have the window: the file's own pattern, else every layer but one in `period`."""
+        """Which layers have the window: the file's own pattern (which may go on to the blocks behind the layers), else every
+        layer but one in `period`."""
         given = self.keys("attention.sliding_window_pattern", period)
         if isinstance(given, np.ndarray | list | tuple):
-            return self.keys.per_layer("attention.sliding_window_pattern", self.n_layer, convert=bool)
+            n_all = max(min(len(given), self.n_layer + self.n_layer_nextn), self.n_layer)
+            return self.keys.per_layer("attention.sliding_window_pattern", n_all, convert=bool)
         n = int(given)
         return tuple(n == 0 or (il % n != 0 if dense_first else il % n < n - 1) for il in range(self.n_layer))
 
     @classmethod
-    def read(cls, kv: Mapping[str, Any], **changes: Any) -> HParams:
-        """The keys that all architectures share, then `changes`."""
+    def read(cls, kv: Mapping[str, Any], *own: str, **changes: Any) -> HParams:
+        """The keys that all architectures share, of those in `FEW_HAVE` the ones named, then `changes`."""
         arch = kv["general.architecture"]
         k = Keys(kv, arch)
         n_all, nextn = int(k.number("block_count")), int(k.number("nextn_predict_layers", 0))
@@ -272,7 +285,7 @@ class HParams:
             f_norm_rms_eps=float(k.number("attention.layer_norm_rms_epsilon", 0.0)))
         fields |= _heads(k, fields["n_embd"], max(n_head)) | _rope(k, fields["n_ctx_train"]) | _experts(k, n_all)
         fields["n_rot"] = int(k.number("rope.dimension_count", fields["n_embd_head_k"]))
-        fields |= _attention(k) | _ssm(k) | _latent(k, fields) | changes
+        fields |= _ssm(k) | _latent(k, fields) | {FEW_HAVE[name]: float(k.number(name, 0.0)) for name in own} | changes
         return cls(**fields)
 
 
@@ -322,14 +335,6 @@ def _latent(k: Keys, heads: Mapping[str, Any]) -> dict[str, Any]:
     return dict(n_lora_q=int(k.number("attention.q_lora_rank", 0)), n_lora_kv=int(k.number("attention.kv_lora_rank", 0)),
                 is_mla=bool(head_k and head_v), n_embd_head_k_mla=head_k or heads["n_embd_head_k"],
                 n_embd_head_v_mla=head_v or heads["n_embd_head_v"])
-
-
-def _attention(k: Keys) -> dict[str, Any]:
-    return dict(f_attention_scale=float(k.number("attention.scale", 0.0)),
-                f_max_alibi_bias=float(k.number("attention.max_alibi_bias", 0.0)),
-                f_clamp_kqv=float(k.number("attention.clamp_kqv", 0.0)),
-                f_residual_scale=float(k.number("residual_scale", 0.0)), f_embedding_scale=float(k.number("embedding_scale", 0.0)),
-                f_logit_scale=float(k.number("logit_scale", 0.0)))
 
 
 def _ssm(k: Keys) -> dict[str, Any]:

@@ -44,6 +44,10 @@ class Group:
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"the architecture declares no weight {self._prefix + name!r}")
 
+    def alias(self, attribute: str, param: Param | None) -> None:
+        """The same entry under the name that a block asks for."""
+        setattr(self, attribute, param)
+
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape that the file gives a tensor, by its full name here; () if there is none."""
         info = self._table.file.tensors.get(self._prefix + name)
@@ -119,12 +123,13 @@ class Group:
         hp = self._table.hp
         self("attn_output", (head_v or hp.n_embd_head_v) * hp.n_head[il], hp.n_embd, bias=bias)
 
-    def ffn(self, il: int, bias: Need = None, gate: bool = True, n_ff: int = 0, suffix: str = "") -> None:
+    def ffn(self, il: int, bias: Need = None, gate: Need = True, n_ff: int = 0, suffix: str = "") -> None:
         """ffn_up, ffn_down and ffn_gate; with `suffix`, say "_shexp", those of the shared expert."""
         hp = self._table.hp
         n = n_ff or hp.n_ff[il]
-        for name in ("ffn_gate", "ffn_up") if gate else ("ffn_up",):
-            self(name + suffix, hp.n_embd, n, bias=bias)
+        if gate is not False:
+            self("ffn_gate" + suffix, hp.n_embd, n, bias=bias, optional=gate is None)
+        self("ffn_up" + suffix, hp.n_embd, n, bias=bias)
         self("ffn_down" + suffix, n, hp.n_embd, bias=bias)
 
     def experts(self, il: int, n_ff: int = 0, bias: Need = False, gate: Need = True, probs_bias: Need = False,
@@ -209,6 +214,7 @@ class Weights(Group):
     def take(self, name: str, ne: Sequence[int], bias: Need, optional: bool, suffix: str) -> Param | None:
         weight = self.optional(name + suffix, ne) if optional else self.required(name + suffix, ne)
         if weight is None:
+            self.ignored.add(name + ".bias")
             return None
         rows = tuple(ne[1:]) or tuple(ne)                 # a vector's bias has its own shape
         get_bias = {True: self.required, None: self.optional}.get(bias)

@@ -9,8 +9,7 @@ from ggraph.build import Builder
 from ggraph.build.moe import SIGMOID
 from ggraph.hparams import HParams
 from ggraph.ops import NEOX
-from ggraph.tensor import Tensor
-from ggraph.weights import Group, Weights
+from ggraph.weights import Weights
 
 NO_ROPE_STEP = 4
 
@@ -41,12 +40,6 @@ def weights(t: Weights) -> None:
                 w.ffn(il, n_ff=hp.n_ff_exp[il] * hp.n_expert_shared, suffix="_shexp")
 
 
-def experts(b: Builder, w: Group, x: Tensor, il: int) -> Tensor:
-    hp = b.hp
-    y = b.moe(w, x, il, gating=hp.expert_gating_func, norm_w=hp.expert_weights_norm, w_scale=hp.expert_weights_scale)
-    return b.add(y, b.ffn(w, x, il, suffix="_shexp"), "ffn_out", il) if hp.n_expert_shared else y
-
-
 def graph(b: Builder) -> None:
     hp = b.hp
     x = b.inp_embd()
@@ -60,6 +53,6 @@ def graph(b: Builder) -> None:
         y, x = b.out_ids(il, y, x)
         x = b.residual(x, b.norm(y, w.post_attention_norm, "attn_post_norm", il), "ffn_inp", il)
         y = b.norm(x, w.ffn_norm, "ffn_norm", il)
-        y = b.ffn(w, y, il) if il < hp.n_layer_dense_lead else experts(b, w, y, il)
+        y = b.ffn(w, y, il) if il < hp.n_layer_dense_lead else b.moe_and_shared(w, y, il)
         x = b.layer_out(b.residual(x, b.norm(y, w.post_ffw_norm, "ffn_post_norm", il), "ffn_out", il), il)
     b.finish(x)

@@ -40,11 +40,6 @@ def graph(b: Builder) -> None:
         y, x = b.out_ids(il, y, x)
         x = b.residual(x, y, "sa_out", il)
         y = b.norm(x, w.ffn_norm, "ffn_norm", il)
-        if il < hp.n_layer_dense_lead:
-            y = b.ffn(w, y, il)
-        else:
-            moe = b.moe(w, y, il, gating=hp.expert_gating_func, norm_w=hp.expert_weights_norm,
-                        w_scale=hp.expert_weights_scale)
-            y = b.add(moe, b.ffn(w, y, il, suffix="_shexp"), "ffn_out", il)
+        y = b.ffn(w, y, il) if il < hp.n_layer_dense_lead else b.moe_and_shared(w, y, il)
         x = b.layer_out(b.residual(x, y, "ffn_out", il), il)
     b.finish(x)

@@ -1,7 +1,7 @@
 """bailingmoe3: Ling 3; delta nets with bounded decays of each channel, latent attention with a gate on each head, experts."""
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ggraph import ops
@@ -27,22 +27,32 @@ def hparams(kv: Mapping[str, Any]) -> HParams:
 
 
 def weights(t: Weights) -> None:
-    hp = t.hp
     t.embeddings()
     for il, w in t.layers():
-        w.norm("attn_norm", "ffn_norm")
-        if hp.is_recurrent(il):
-            kda_weights(hp, w)
-            w("ssm_f_a", hp.n_embd, hp.ssm_d_inner)
-            w("ssm_g_a", hp.n_embd, hp.ssm_d_inner)
-        else:
-            w.mla(il)
-            w("attn_gate", hp.n_embd, hp.n_head[il])
-        if il < hp.n_layer_dense_lead:
-            w.ffn(il)
-        else:
-            w.experts(il, n_ff=hp.n_ff_exp[il], probs_bias=True)
-            w.ffn(il, n_ff=hp.n_ff_shexp, suffix="_shexp")
+        layer_weights(t.hp, il, w)
+
+
+def nextn_weights(t: Weights) -> None:
+    il, w = t.nextn()
+    layer_weights(t.hp, il, w)
+    w.norm("layer_output_norm")
+    w.alias("nextn_shared_head_norm", w.layer_output_norm)
+
+
+def layer_weights(hp: HParams, il: int, w: Group) -> None:
+    w.norm("attn_norm", "ffn_norm")
+    if hp.is_recurrent(il):
+        kda_weights(hp, w)
+        w("ssm_f_a", hp.n_embd, hp.ssm_d_inner)
+        w("ssm_g_a", hp.n_embd, hp.ssm_d_inner)
+    else:
+        w.mla(il)
+        w("attn_gate", hp.n_embd, hp.n_head[il])
+    if il < hp.n_layer_dense_lead:
+        w.ffn(il)
+    else:
+        w.experts(il, n_ff=hp.n_ff_exp[il], probs_bias=True)
+        w.ffn(il, n_ff=hp.n_ff_shexp, suffix="_shexp")
 
 
 def limited(limit: float) -> Activation:
@@ -52,10 +62,9 @@ def limited(limit: float) -> Activation:
     return act if limit > 1e-6 else "silu"
 
 
-def limits(hp: HParams, name: str) -> Callable[[int], Activation]:
+def activation(hp: HParams, il: int, name: str) -> Activation:
     """The activation of layer il, with the limits of the key `name`."""
-    values = hp.keys.per_layer(name, hp.n_layer, 0.0, convert=float)
-    return lambda il: limited(values[il])
+    return limited(hp.keys.per_layer(name, hp.n_layer, 0.0, convert=float)[il])
 
 
 def attention(b: Builder, w: Group, x: Tensor, il: int) -> Tensor:
@@ -71,20 +80,28 @@ def delta_net(b: Builder, w: Group, x: Tensor, il: int) -> Tensor:
 
 
 def graph(b: Builder) -> None:
-    hp = b.hp
-    act, act_exp = limits(hp, "swiglu_clamp_shexp"), limits(hp, "swiglu_clamp_exp")
     x = b.inp_embd()
     for il, w in b.layers():
-        y = b.norm(x, w.attn_norm, "attn_norm", il)
-        y = delta_net(b, w, y, il) if hp.is_recurrent(il) else attention(b, w, y, il)
-        y, x = b.out_ids(il, y, x)
-        x = b.residual(x, y, "ffn_inp", il)
-        y = b.norm(x, w.ffn_norm, "ffn_norm", il)
-        if il < hp.n_layer_dense_lead:
-            y = b.ffn(w, y, il, act(il))
-        else:
-            moe = b.moe(w, y, il, act=act_exp(il), gating=hp.expert_gating_func, norm_w=hp.expert_weights_norm,
-                        w_scale=hp.expert_weights_scale)
-            y = b.add(moe, b.ffn(w, y, il, act(il), suffix="_shexp"), "ffn_out", il)
-        x = b.layer_out(b.residual(x, y, "ffn_out", il), il)
+        x = layer(b, w, x, il)
     b.finish(x)
+
+
+def nextn_graph(b: Builder) -> None:
+    b.nextn(layer)
+
+
+def layer(b: Builder, w: Group, x: Tensor, il: int) -> Tensor:
+    hp = b.hp
+    act, act_exp = activation(hp, il, "swiglu_clamp_shexp"), activation(hp, il, "swiglu_clamp_exp")
+    y = b.norm(x, w.attn_norm, "attn_norm", il)
+    y = delta_net(b, w, y, il) if hp.is_recurrent(il) else attention(b, w, y, il)
+    y, x = b.out_ids(il, y, x)
+    x = b.residual(x, y, "ffn_inp", il)
+    y = b.norm(x, w.ffn_norm, "ffn_norm", il)
+    if il < hp.n_layer_dense_lead:
+        y = b.ffn(w, y, il, act)
+    else:
+        moe = b.moe(w, y, il, act=act_exp, gating=hp.expert_gating_func, norm_w=hp.expert_weights_norm,
+                    w_scale=hp.expert_weights_scale)
+        y = b.add(moe, b.ffn(w, y, il, act, suffix="_shexp"), "ffn_out", il)
+    return b.layer_out(b.residual(x, y, "ffn_out", il), il)

@@ -14,7 +14,7 @@ from ggraph.weights import Weights
 
 
 def hparams(kv: Mapping[str, Any]) -> HParams:
-    hp = HParams.read(kv, rope_mode=NEOX, cache=False, head=False)
+    hp = HParams.read(kv, rope_mode=NEOX, cache=False, head=False, f_norm_rms_eps=0.0)
     return hp.replace(rope_mode=None, n_pos=hp.n_ctx_train) if hp.arch == "bert" else hp
 
 

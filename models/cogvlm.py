@@ -14,7 +14,7 @@ from ggraph.weights import Weights
 
 
 def hparams(kv: Mapping[str, Any]) -> HParams:
-    return HParams.read(kv, rope_mode=NEOX, rope_freq_base=10000.0, rope_scaling="none")
+    return HParams.read(kv, rope_mode=NEOX, rope_freq_base=10000.0, rope_scaling="none", rope_attn_factor=1.0)
 
 
 def weights(t: Weights) -> None:

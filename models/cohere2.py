@@ -11,7 +11,7 @@ from ggraph.weights import Weights
 
 
 def hparams(kv: Mapping[str, Any]) -> HParams:
-    hp = HParams.read(kv, rope_mode=NORMAL, rope_freq_base_swa=0.0, rope_freq_scale_swa=0.0)
+    hp = HParams.read(kv, "logit_scale", rope_mode=NORMAL, rope_freq_base_swa=0.0, rope_freq_scale_swa=0.0, f_norm_rms_eps=0.0)
     pattern = hp.swa_pattern(4)
     return hp.window(hp.keys("attention.sliding_window"), pattern).replace(rope_layers=pattern)
 

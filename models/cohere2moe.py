@@ -13,7 +13,7 @@ from ggraph.weights import Group, Weights
 
 
 def hparams(kv: Mapping[str, Any]) -> HParams:
-    hp = HParams.read(kv, rope_mode=NORMAL, rope_freq_base_swa=0.0, rope_freq_scale_swa=0.0)
+    hp = HParams.read(kv, "logit_scale", rope_mode=NORMAL, rope_freq_base_swa=0.0, rope_freq_scale_swa=0.0)
     pattern = hp.swa_pattern(4, dense_first=True)
     rotated = tuple(swa or il < hp.n_layer_dense_lead for il, swa in enumerate(pattern))
     hp = hp.replace(rope_layers=rotated, expert_gating_func=hp.expert_gating_func or SIGMOID)
@@ -21,19 +21,26 @@ def hparams(kv: Mapping[str, Any]) -> HParams:
 
 
 def weights(t: Weights) -> None:
-    hp = t.hp
     t.embeddings()
     for il, w in t.layers():
-        w.norm("attn_norm")
-        w.qkv(il)
-        w.attn_out(il)
-        if il < hp.n_layer_dense_lead:
-            w.ffn(il)
-            continue
-        w.experts(il)
-        if hp.n_expert_shared:
-            n_ff = hp.n_ff_exp[il] or hp.n_ff[il]
-            w.ffn(il, n_ff=hp.n_ff_shexp or n_ff * hp.n_expert_shared, suffix="_shexp")
+        layer_weights(t.hp, il, w)
+
+
+def nextn_weights(t: Weights) -> None:
+    layer_weights(t.hp, *t.nextn())
+
+
+def layer_weights(hp: HParams, il: int, w: Group) -> None:
+    w.norm("attn_norm")
+    w.qkv(il)
+    w.attn_out(il)
+    if il < hp.n_layer_dense_lead:
+        w.ffn(il)
+        return
+    w.experts(il)
+    if hp.n_expert_shared:
+        n_ff = hp.n_ff_exp[il] or hp.n_ff[il]
+        w.ffn(il, n_ff=hp.n_ff_shexp or n_ff * hp.n_expert_shared, suffix="_shexp")
 
 
 def experts(b: Builder, w: Group, x: Tensor, il: int) -> Tensor:
@@ -48,11 +55,19 @@ def experts(b: Builder, w: Group, x: Tensor, il: int) -> Tensor:
 def graph(b: Builder) -> None:
     x = b.inp_embd()
     for il, w in b.layers():
-        y = b.norm(x, w.attn_norm, "attn_norm", il)
-        q, k, v = b.qkv(w, y, il)
-        attn = b.attn(w.attn_output, b.rope(q, il), b.rope(k, il), v, il)
-        attn, x, y = b.out_ids(il, attn, x, y)
-        y = b.ffn(w, y, il) if il < b.hp.n_layer_dense_lead else experts(b, w, y, il)
-        x = b.residual(x, y, "ffn_residual", il)
-        x = b.layer_out(b.residual(x, attn, "attn_residual", il), il)
+        x = layer(b, w, x, il)
     b.finish(x)
+
+
+def nextn_graph(b: Builder) -> None:
+    b.nextn(layer)
+
+
+def layer(b: Builder, w: Group, x: Tensor, il: int) -> Tensor:
+    y = b.norm(x, w.attn_norm, "attn_norm", il)
+    q, k, v = b.qkv(w, y, il)
+    attn = b.attn(w.attn_output, b.rope(q, il), b.rope(k, il), v, il)
+    attn, x, y = b.out_ids(il, attn, x, y)
+    y = b.ffn(w, y, il) if il < b.hp.n_layer_dense_lead else experts(b, w, y, il)
+    x = b.residual(x, y, "ffn_residual", il)
+    return b.layer_out(b.residual(x, attn, "attn_residual", il), il)

@@ -13,7 +13,7 @@ N_LAYER_PLUS = 64
 
 
 def hparams(kv: Mapping[str, Any]) -> HParams:
-    return HParams.read(kv, rope_mode=NORMAL)
+    return HParams.read(kv, "logit_scale", rope_mode=NORMAL, f_norm_rms_eps=0.0)
 
 
 def weights(t: Weights) -> None:

@@ -5,13 +5,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from ggraph.build import Builder
+from ggraph.build.moe import SOFTMAX
 from ggraph.hparams import HParams
 from ggraph.ops import NORMAL
 from ggraph.weights import Weights
 
 
 def hparams(kv: Mapping[str, Any]) -> HParams:
-    return HParams.read(kv, rope_mode=NORMAL)
+    return HParams.read(kv, rope_mode=NORMAL, expert_gating_func=SOFTMAX, expert_weights_norm=False)
 
 
 def weights(t: Weights) -> None:
@@ -38,10 +39,6 @@ def graph(b: Builder) -> None:
         y, x = b.out_ids(il, y, x)
         x = b.residual(x, y, "ffn_inp", il)
         y = b.norm(x, w.ffn_norm, "ffn_norm", il)
-        if il < hp.n_layer_dense_lead:
-            y = b.ffn(w, y, il)
-        else:
-            moe = b.moe(w, y, il, norm_w=False, w_scale=hp.expert_weights_scale)
-            y = b.add(moe, b.ffn(w, y, il, suffix="_shexp"), "ffn_out", il)
+        y = b.ffn(w, y, il) if il < hp.n_layer_dense_lead else b.moe_and_shared(w, y, il)
         x = b.layer_out(b.residual(x, y, "ffn_out", il), il)
     b.finish(x)

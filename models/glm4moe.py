@@ -56,16 +56,10 @@ def layer(b: Builder, w: Group, x: Tensor, il: int) -> Tensor:
     hp = b.hp
     y = b.norm(x, w.attn_norm, "attn_norm", il)
     q, k, v = b.qkv(w, y, il)
-    if w.attn_q_norm:
-        q, k = b.qk_norm(w, q, k, il)
+    q, k = b.qk_norm(w, q, k, il)
     y = b.attn(w.attn_output, b.rope(q, il), b.rope(k, il), v, il)
     y, x = b.out_ids(il, y, x)
     x = b.residual(x, y, "ffn_inp", il)
     y = b.norm(x, w.post_attention_norm, "post_attn_norm", il)
-    if il < hp.n_layer_dense_lead:
-        y = b.ffn(w, y, il)
-    else:
-        moe = b.moe(w, y, il, gating=hp.expert_gating_func, norm_w=hp.expert_weights_norm,
-                    w_scale=hp.expert_weights_scale)
-        y = b.add(moe, b.ffn(w, y, il, suffix="_shexp"), "ffn_out", il) if hp.n_expert_shared else moe
+    y = b.ffn(w, y, il) if il < hp.n_layer_dense_lead else b.moe_and_shared(w, y, il)
     return b.layer_out(b.residual(x, y, "ffn_out", il), il)

@@ -10,7 +10,7 @@ from ggraph.weights import Weights
 
 
 def hparams(kv: Mapping[str, Any]) -> HParams:
-    hp = HParams.read(kv)
+    hp = HParams.read(kv, f_norm_rms_eps=0.0)
     return hp.replace(n_pos=hp.n_ctx_train)
 
 

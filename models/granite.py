@@ -10,9 +10,11 @@ from ggraph.ops import NORMAL
 from ggraph.tensor import Tensor
 from ggraph.weights import Group, Weights
 
+SCALES = ("attention.scale", "embedding_scale", "residual_scale")
+
 
 def hparams(kv: Mapping[str, Any]) -> HParams:
-    hp = HParams.read(kv, rope_mode=NORMAL)
+    hp = HParams.read(kv, *SCALES, rope_mode=NORMAL)
     rotated = bool(hp.keys("rope.scaling.finetuned", True))                       # Granite's switch for positions
     return hp.replace(f_logit_scale=1.0 / hp.keys.number("logit_scale"), rope_layers=(rotated,) * hp.n_layer)
 

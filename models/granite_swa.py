@@ -10,9 +10,11 @@ from ggraph.ops import NORMAL
 from ggraph.tensor import Tensor
 from ggraph.weights import Group, Weights
 
+from .granite import SCALES
+
 
 def hparams(kv: Mapping[str, Any]) -> HParams:
-    hp = HParams.read(kv, rope_mode=NORMAL, rope_freq_base_swa=0.0, rope_freq_scale_swa=0.0)
+    hp = HParams.read(kv, *SCALES, rope_mode=NORMAL, rope_freq_base_swa=0.0, rope_freq_scale_swa=0.0)
     k = hp.keys
     hp = hp.replace(f_logit_scale=1.0 / k.number("logit_scale"),
                     rope_layers=k.per_layer("attention.rope_pattern", hp.n_layer, True, convert=bool))

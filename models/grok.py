@@ -35,7 +35,9 @@ def weights(t: Weights) -> None:
         w.experts(il, gate=None)
         w("ffn_up", hp.n_embd, hp.n_ff[il], optional=True)
         if w.ffn_up:
-            w.ffn(il)
+            w.ffn(il, gate=None)
+        else:
+            w.unused("ffn_gate.weight", "ffn_down.weight")
         w.norm("layer_output_norm", optional=True)
         w.norm("post_ffw_norm", optional=w.layer_output_norm is not None)
 

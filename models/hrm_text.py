@@ -14,7 +14,7 @@ from ggraph.weights import Weights
 
 
 def hparams(kv: Mapping[str, Any]) -> HParams:
-    hp = HParams.read(kv, rope_mode=NEOX)
+    hp = HParams.read(kv, "embedding_scale", rope_mode=NEOX)
     per_stack, h_cycles, l_cycles = cycles(hp)
     if min(per_stack, h_cycles, l_cycles) < 1 or hp.n_layer != per_stack * h_cycles * (l_cycles + 1):
         raise ModelError(f"{hp.n_layer} layers are not {h_cycles} times {l_cycles} low stacks and a high one of {per_stack}")

@@ -11,6 +11,8 @@ from ggraph.ops import NEOX
 from ggraph.tensor import Tensor
 from ggraph.weights import Group, Weights
 
+EXPERTS = tuple(f"{name}_{kind}" for kind in ("exps", "shexp") for name in ("gate_up", "gate", "up", "down"))
+
 
 def hparams(kv: Mapping[str, Any]) -> HParams:
     hp = HParams.read(kv, rope_mode=NEOX)
@@ -34,10 +36,11 @@ def layer_weights(hp: HParams, il: int, w: Group) -> None:
     w.attn_out(il)
     if w("ffn_gate_inp", hp.n_embd, hp.n_expert, optional=True) is None:
         w.ffn(il)
+        w.unused("exp_probs_b", *(f"ffn_{name}.weight" for name in EXPERTS))
         return
     w.unused(*(f"ffn_{name}.weight" for name in ("gate", "up", "down")))
     w.experts(il, n_ff=hp.n_ff_expert(il), probs_suffix="")
-    w.ffn(il, n_ff=hp.n_ff_shexp or hp.n_ff_expert(il), suffix="_shexp")
+    w.ffn(il, n_ff=hp.n_ff_shexp or hp.n_ff_expert(il), gate=None, suffix="_shexp")
 
 
 def graph(b: Builder) -> None:
@@ -52,7 +55,6 @@ def nextn_graph(b: Builder) -> None:
 
 
 def layer(b: Builder, w: Group, x: Tensor, il: int) -> Tensor:
-    hp = b.hp
     y = b.norm(x, w.attn_norm, "attn_norm", il)
     q, k, v = b.qkv(w, y, il)
     q, k = b.qk_norm(w, q, k, il)
@@ -60,10 +62,5 @@ def layer(b: Builder, w: Group, x: Tensor, il: int) -> Tensor:
     y, x = b.out_ids(il, y, x)
     x = b.residual(x, y, "ffn_inp", il)
     y = b.norm(x, w.ffn_norm, "ffn_norm", il)
-    if w.ffn_gate_inp is None:
-        y = b.ffn(w, y, il)
-    else:
-        moe = b.moe(w, y, il, gating=hp.expert_gating_func, norm_w=hp.expert_weights_norm,
-                    w_scale=hp.expert_weights_scale)
-        y = b.add(moe, b.ffn(w, y, il, suffix="_shexp"), "ffn_out", il)
+    y = b.ffn(w, y, il) if w.ffn_gate_inp is None else b.moe_and_shared(w, y, il)
     return b.layer_out(b.residual(x, y, "ffn_out", il), il)

@@ -10,7 +10,7 @@ from ggraph.weights import Weights
 
 
 def hparams(kv: Mapping[str, Any]) -> HParams:
-    hp = HParams.read(kv)
+    hp = HParams.read(kv, "attention.max_alibi_bias", f_norm_rms_eps=0.0)
     return hp.replace(f_attention_scale=1.0 / hp.n_embd_head_v)
 
 

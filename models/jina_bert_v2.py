@@ -10,7 +10,7 @@ from ggraph.weights import Weights
 
 
 def hparams(kv: Mapping[str, Any]) -> HParams:
-    return HParams.read(kv, cache=False, head=False, f_max_alibi_bias=8.0)
+    return HParams.read(kv, cache=False, head=False, f_max_alibi_bias=8.0, f_norm_rms_eps=0.0)
 
 
 def weights(t: Weights) -> None:

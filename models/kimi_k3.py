@@ -52,7 +52,11 @@ def expert_weights(hp: HParams, w: Group, il: int) -> None:
         w("ffn_routed_down", hp.n_embd, n)
         w("ffn_routed_up", n, hp.n_embd)
         w.norm("ffn_routed_norm", n=n, optional=True)
-    w.ffn(il, n_ff=hp.n_ff_exp[il] * (hp.n_expert_shared or 1), suffix="_shexp")
+    shared = tuple(f"ffn_{name}_shexp" for name in ("gate", "up", "down"))
+    if w.shape(shared[0] + ".weight"):
+        w.ffn(il, n_ff=hp.n_ff_exp[il] * (hp.n_expert_shared or 1), suffix="_shexp")
+    else:
+        w.unused(*(f"{name}.weight" for name in shared))
 
 
 class Situ:
@@ -128,7 +132,7 @@ def experts(b: Builder, w: Group, x: Tensor, il: int, act: Situ) -> Tensor:
               logits=logits)
     if latent:
         y = b.mm(w.ffn_routed_up, b.norm(y, w.ffn_routed_norm, "ffn_routed_norm", il) if w.ffn_routed_norm else y)
-    return b.add(y, b.ffn(w, x, il, act, suffix="_shexp"), "ffn_out", il)
+    return b.add(y, b.ffn(w, x, il, act, suffix="_shexp"), "ffn_out", il) if "ffn_up_shexp" in vars(w) else y
 
 
 def graph(b: Builder) -> None:

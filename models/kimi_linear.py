@@ -41,7 +41,7 @@ def weights(t: Weights) -> None:
             w.ffn(il)
         else:
             w.experts(il, n_ff=hp.n_ff_exp[il], probs_bias=True)
-            w.ffn(il, n_ff=hp.n_ff_exp[il] * (hp.n_expert_shared or 1), suffix="_shexp")
+            w.ffn(il, n_ff=hp.n_ff_exp[il] * (hp.n_expert_shared or 1), gate=None, suffix="_shexp")
 
 
 def kda_weights(hp: HParams, w: Group, n_a: tuple[int, ...] = ()) -> None:

@@ -21,7 +21,7 @@ def hparams(kv: Mapping[str, Any]) -> HParams:
     conv = hp.layers_without_kv()
     hp = hp.recurrent(conv, n_embd_r=hp.n_embd * (int(hp.keys.number("shortconv.l_cache")) - 1), n_embd_s=0,
                       n_layer_dense_lead=hp.n_layer_dense_lead if hp.n_expert else hp.n_layer)
-    return hp.window(hp.keys("attention.sliding_window", 0), [not c for c in conv])
+    return hp if hp.n_expert else hp.window(hp.keys("attention.sliding_window", 0), [not c for c in conv])
 
 
 def weights(t: Weights) -> None:

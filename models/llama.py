@@ -22,7 +22,7 @@ def weights(t: Weights) -> None:
         w.qkv(il)
         w.attn_out(il)
         if t.hp.n_expert:
-            w.experts(il)
+            w.experts(il, gate=None)
         else:
             w.ffn(il)
 

@@ -55,12 +55,7 @@ def graph(b: Builder) -> None:
         y, x = b.out_ids(il, y, x)
         x = b.residual(x, y, "ffn_inp", il)
         y = b.norm(x, w.ffn_norm, "ffn_norm", il)
-        if il < hp.n_layer_dense_lead:
-            y = b.ffn(w, y, il, act="swiglu_oai")
-        else:
-            shared = b.ffn(w, y, il, act="swiglu_oai", suffix="_shexp")
-            y = b.moe(w, y, il, act="swiglu_oai", gating=hp.expert_gating_func, norm_w=hp.expert_weights_norm,
-                      w_scale=hp.expert_weights_scale)
-            y = b.add(y, shared, "ffn_out", il)
+        dense = il < hp.n_layer_dense_lead
+        y = b.ffn(w, y, il, act="swiglu_oai") if dense else b.moe_and_shared(w, y, il, act="swiglu_oai")
         x = b.layer_out(b.residual(x, y, "ffn_out", il), il)
     b.finish(x)

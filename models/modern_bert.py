@@ -14,7 +14,7 @@ SILU = ("silu", "swish", "swiglu")
 
 
 def hparams(kv: Mapping[str, Any]) -> HParams:
-    hp = HParams.read(kv, rope_mode=NEOX, cache=False, head=False, rank_act="gelu")
+    hp = HParams.read(kv, rope_mode=NEOX, cache=False, head=False, rank_act="gelu", f_norm_rms_eps=0.0)
     hp = hp.replace(rank_pooling="mean" if hp.keys.number("classifier.pooling_type", MEAN) == MEAN else "cls",
                     rope_freq_base_swa=float(hp.keys.number("rope.freq_base_swa", hp.rope_freq_base)))
     return hp.window(hp.keys.number("attention.sliding_window", 0), hp.swa_pattern(3, dense_first=True), "symmetric")

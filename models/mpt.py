@@ -10,7 +10,7 @@ from ggraph.weights import Weights
 
 
 def hparams(kv: Mapping[str, Any]) -> HParams:
-    hp = HParams.read(kv)
+    hp = HParams.read(kv, "attention.clamp_kqv", "attention.max_alibi_bias", f_norm_rms_eps=0.0)
     return hp if hp.f_max_alibi_bias else hp.replace(n_pos=hp.n_ctx_train)
 
 

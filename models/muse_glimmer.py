@@ -14,7 +14,7 @@ POST_NORM_EPS = 1e-8
 
 
 def hparams(kv: Mapping[str, Any]) -> HParams:
-    hp = HParams.read(kv, rope_mode=NORMAL, rope_freq_scale_swa=1.0)
+    hp = HParams.read(kv, "logit_scale", rope_mode=NORMAL, rope_freq_scale_swa=1.0)
     k, layers = hp.keys, hp.swa_pattern(4)
     hp = hp.replace(rope_layers=layers, rope_freq_base_swa=float(k("rope.freq_base_swa", hp.rope_freq_base)),
                     f_final_logit_softcapping=float(k("final_logit_softcapping", 30.0)))

@@ -15,6 +15,7 @@ def hparams(kv: Mapping[str, Any]) -> HParams:
     hp = HParams.read(kv)
     attention = [n_kv > 0 and n_ff == 0 for n_kv, n_ff in zip(hp.n_head_kv, hp.n_ff)]
     recurrent = [n_kv == 0 and n_ff == 0 for n_kv, n_ff in zip(hp.n_head_kv, hp.n_ff)]
+    attention[hp.n_layer:] = [True] * hp.n_layer_nextn
     hp = hp.replace(n_head_kv=tuple(n if attn else 0 for n, attn in zip(hp.n_head_kv, attention)),
                     f_norm_rms_eps=hp.f_norm_rms_eps or hp.f_norm_eps)
     return hp.recurrent(recurrent)
@@ -31,15 +32,24 @@ def weights(t: Weights) -> None:
             w.qkv(il)
             w.attn_out(il)
         elif hp.n_expert:
-            expert_weights(hp, w, il)
+            expert_weights(hp, w, il, hp.n_ff_expert(il))
         else:
             w.ffn(il, bias=None, gate=False)
 
 
-def expert_weights(hp: HParams, w: Group, il: int) -> None:
+def nextn_weights(t: Weights) -> None:
+    """Attention and experts in one layer."""
+    il, w = t.nextn()
+    w.norm("attn_norm", "post_attention_norm")
+    w.qkv(il)
+    w.attn_out(il)
+    expert_weights(t.hp, w, il, t.hp.n_ff_exp[il] or t.hp.n_ff[0] // max(t.hp.n_expert_used[il], 1))
+
+
+def expert_weights(hp: HParams, w: Group, il: int, n_ff: int) -> None:
     """Experts without gates; in some models they work on a projection to a smaller space."""
     n = int(hp.keys("moe_latent_size", 0)) or hp.n_embd
-    w.experts(il, n_ff=hp.n_ff_expert(il), gate=False, probs_bias=True, n_embd=n)
+    w.experts(il, n_ff=n_ff, gate=False, probs_bias=True, n_embd=n)
     w("ffn_latent_down", hp.n_embd, n, optional=True)
     w("ffn_latent_up", n, hp.n_embd, optional=True)
     w.ffn(il, gate=False, n_ff=hp.n_ff_shexp, suffix="_shexp")
@@ -68,3 +78,16 @@ def graph(b: Builder) -> None:
         y, x = b.out_ids(il, y, x)
         x = b.residual(x, y, "nemotron_h_block_out", il)
     b.finish(x)
+
+
+def nextn_graph(b: Builder) -> None:
+    b.nextn(nextn_layer, norm=b.layer_norm)
+
+
+def nextn_layer(b: Builder, w: Group, x: Tensor, il: int) -> Tensor:
+    y = b.norm(x, w.attn_norm, "attn_norm", il)
+    y = b.attn(w.attn_output, *b.qkv(w, y, il), il)
+    y, x = b.out_ids(il, y, x)
+    x = b.residual(x, y, "ffn_inp", il)
+    y = experts(b, w, b.norm(x, w.post_attention_norm, "attn_post_norm", il), il)
+    return b.layer_out(b.residual(x, y, "ffn_out", il), il)

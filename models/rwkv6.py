@@ -24,26 +24,33 @@ def head_size(hp: HParams) -> int:
 
 def weights(t: Weights) -> None:
     hp, n = t.hp, t.hp.n_embd
-    n_mix, n_decay = (int(hp.keys.number(name)) for name in ("time_mix_extra_dim", "time_decay_extra_dim"))
     t.embeddings(norm_bias=True, output=True)
     t.norm("token_embd_norm", bias=True)
     for _, w in t.layers():
         w.norm("attn_norm", "attn_norm_2", "time_mix_ln", bias=True)
-        w("time_mix_w1", n, 5 * n_mix)
-        w("time_mix_w2", n_mix, n, 5)
-        fused = w("time_mix_lerp_fused", n, 1, 1, 5, optional=True)
-        for name in MIXED:
-            w("time_mix_lerp_" + name, n, optional=fused is not None)
-        w.norm("time_mix_lerp_x", "channel_mix_lerp_k", "channel_mix_lerp_r")
+        mix_weights(hp, w)
+        w.norm("channel_mix_lerp_k", "channel_mix_lerp_r")
         w("time_mix_first", head_size(hp), n // head_size(hp))
-        w("time_mix_decay", n)
-        w("time_mix_decay_w1", n, n_decay)
-        w("time_mix_decay_w2", n_decay, n)
         for name in ("key", "value", "receptance", "gate", "output"):
             w("time_mix_" + name, n, n)
         w("channel_mix_key", n, hp.n_ff[0])
         w("channel_mix_value", hp.n_ff[0], n)
         w("channel_mix_receptance", n, n)
+
+
+def mix_weights(hp: HParams, w: Group) -> None:
+    """How a token is mixed with the one before it, and what its decays are made from."""
+    n = hp.n_embd
+    n_mix, n_decay = (int(hp.keys.number(name)) for name in ("time_mix_extra_dim", "time_decay_extra_dim"))
+    w("time_mix_w1", n, 5 * n_mix)
+    w("time_mix_w2", n_mix, n, 5)
+    fused = w("time_mix_lerp_fused", n, 1, 1, 5, optional=True)
+    for name in MIXED:
+        w("time_mix_lerp_" + name, n, optional=fused is not None)
+    w.norm("time_mix_lerp_x")
+    w("time_mix_decay", n)
+    w("time_mix_decay_w1", n, n_decay)
+    w("time_mix_decay_w2", n_decay, n)
 
 
 def lerp(x: Tensor, step: Tensor, p: Param) -> Tensor:
@@ -73,11 +80,16 @@ def time_mix(b: Builder, w: Group, x: Tensor, il: int) -> Tensor:
     xw, xk, xv, xr, xg = mixtures(b, w, x, ops.sub(b.shifted(x, il, 0), x))
     r, k, v = (ops.reshape(b.linear(p, y), shape) for p, y in
                ((w.time_mix_receptance, xr), (w.time_mix_key, xk), (w.time_mix_value, xv)))
-    decay = ops.add(b.mm(w.time_mix_decay_w2, ops.tanh(b.mm(w.time_mix_decay_w1, xw))), w.time_mix_decay.weight)
-    decay = ops.reshape(ops.exp(ops.neg(ops.exp(decay))), shape)
+    decay = decays(b, w, xw, d)
     y = b.recurrence(lambda state: ops.rwkv_wkv6(k, v, r, w.time_mix_first.weight, decay, state), v, il)
     y = norm_heads(y, w.time_mix_ln)
     return b.linear(w.time_mix_output, ops.mul(y, ops.silu(b.linear(w.time_mix_gate, xg))), "time_mix_out", il)
+
+
+def decays(b: Builder, w: Group, x: Tensor, d: int) -> Tensor:
+    """The factors of each channel, by heads [d, n_head, n_tokens]."""
+    y = ops.add(b.mm(w.time_mix_decay_w2, ops.tanh(b.mm(w.time_mix_decay_w1, x))), w.time_mix_decay.weight)
+    return ops.reshape(ops.exp(ops.neg(ops.exp(y))), (d, x.ne[0] // d, b.n_tokens))
 
 
 def norm_heads(y: Tensor, p: Param) -> Tensor:

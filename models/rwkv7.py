@@ -22,40 +22,45 @@ def hparams(kv: Mapping[str, Any]) -> HParams:
 
 def weights(t: Weights) -> None:
     hp, n = t.hp, t.hp.n_embd
-    ranks = {name: int(hp.keys.number(f"attention.{key}_lora_rank")) for name, key in
-             (("w", "decay"), ("a", "iclr"), ("v", "value_residual_mix"), ("g", "gate"))}
     t.embeddings(norm_bias=True, output=True)
     t.norm("token_embd_norm", bias=True)
     for il, w in t.layers():
         w.norm("attn_norm", "attn_norm_2", "time_mix_ln", bias=True)
-        w("time_mix_lerp_fused", n, 1, 1, len(MIXED))
-        for name, rank in ranks.items():
-            if name == "v" and il == 0:
-                w.unused(*(f"time_mix_v{i}.weight" for i in range(3)))            # there is nothing to mix with yet
-                continue
-            if name != "g":
-                w(f"time_mix_{name}0", n)
-            w(f"time_mix_{name}1", n, rank)
-            w(f"time_mix_{name}2", rank, n)
-        for name in ("k_k", "k_a", "r_k"):
-            w("time_mix_" + name, n)
-        for name in ("key", "value", "receptance", "output"):
-            w("time_mix_" + name, n, n)
+        mix_weights(hp, il, w)
         w.norm("channel_mix_lerp_k")
         w("channel_mix_key", n, hp.n_ff[0])
         w("channel_mix_value", hp.n_ff[0], n)
 
 
+def mix_weights(hp: HParams, il: int, w: Group, gated: bool = True) -> None:
+    n = hp.n_embd
+    ranks = [("w", "decay"), ("a", "iclr"), ("v", "value_residual_mix"), ("g", "gate")]
+    w("time_mix_lerp_fused", n, 1, 1, len(MIXED) - (not gated))
+    for name, key in ranks if gated else ranks[:3]:
+        if name == "v" and il == 0:
+            w.unused(*(f"time_mix_v{i}.weight" for i in range(3)))                # there is nothing to mix with yet
+            continue
+        rank = int(hp.keys.number(f"attention.{key}_lora_rank"))
+        if name != "g":
+            w(f"time_mix_{name}0", n)
+        w(f"time_mix_{name}1", n, rank)
+        w(f"time_mix_{name}2", rank, n)
+    for name in ("k_k", "k_a", "r_k"):
+        w("time_mix_" + name, n)
+    for name in ("key", "value", "receptance", "output"):
+        w("time_mix_" + name, n, n)
+
+
 def mixtures(w: Group, x: Tensor, step: Tensor) -> list[Tensor]:
     p = w.time_mix_lerp_fused.weight
-    return [ops.add(ops.mul(step, ops.view(p, x.ne[:1], (), i * p.nb[3])), x) for i in range(len(MIXED))]
+    return [ops.add(ops.mul(step, ops.view(p, x.ne[:1], (), i * p.nb[3])), x) for i in range(p.ne[3])]
 
 
 def time_mix(b: Builder, w: Group, x: Tensor, il: int, v_first: Tensor | None) -> tuple[Tensor, Tensor]:
     """(result, the values before they are mixed)"""
     d = head_size(b.hp)
     shape = (d, x.ne[0] // d, b.n_tokens)
-    xr, xw, xk, xv, xa, xg = mixtures(w, x, ops.sub(b.shifted(x, il, 0), x))
+    xr, xw, xk, xv, xa, *xg = mixtures(w, x, ops.sub(b.shifted(x, il, 0), x))
     r, k, own = b.linear(w.time_mix_receptance, xr), b.linear(w.time_mix_key, xk), b.linear(w.time_mix_value, xv)
     decay = ops.add(b.mm(w.time_mix_w2, ops.tanh(b.mm(w.time_mix_w1, xw))), w.time_mix_w0.weight)
     decay = ops.exp(ops.scale(ops.sigmoid(decay), -0.606531))
@@ -69,10 +74,11 @@ def time_mix(b: Builder, w: Group, x: Tensor, il: int, v_first: Tensor | None) -
     k = ops.add(k, ops.sub(ops.mul(rate, scaled), scaled))
     r, decay, k, v, rate = (ops.reshape(y, shape) for y in (r, decay, k, v, rate))
     y = b.recurrence(lambda state: ops.rwkv_wkv7(r, decay, k, v, ops.neg(direction), ops.mul(direction, rate), state), v, il)
-    y = norm_heads(y, w.time_mix_ln)
+    y = norm_heads(y, w.time_mix_ln) if w.time_mix_ln and w.time_mix_ln.bias else ops.reshape(y, x.ne[:2])
     bonus = ops.sum_rows(ops.mul(ops.mul(k, r), ops.reshape(w.time_mix_r_k.weight, shape[:2])))
     y = ops.add(y, ops.reshape(ops.mul(v, bonus), x.ne[:2]))
-    y = ops.mul(y, b.mm(w.time_mix_g2, ops.sigmoid(b.mm(w.time_mix_g1, xg))))
+    if xg:
+        y = ops.mul(y, b.mm(w.time_mix_g2, ops.sigmoid(b.mm(w.time_mix_g1, xg[0]))))
     return b.linear(w.time_mix_output, y, "time_mix_out", il), own
 
 

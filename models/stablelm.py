@@ -11,7 +11,7 @@ from ggraph.weights import Weights
 
 
 def hparams(kv: Mapping[str, Any]) -> HParams:
-    return HParams.read(kv, rope_mode=NEOX)
+    return HParams.read(kv, rope_mode=NEOX, f_norm_rms_eps=0.0)
 
 
 def weights(t: Weights) -> None:

@@ -12,7 +12,7 @@ from ggraph.weights import Weights
 
 
 def hparams(kv: Mapping[str, Any]) -> HParams:
-    return HParams.read(kv, rope_mode=NEOX)
+    return HParams.read(kv, "logit_scale", rope_mode=NEOX)
 
 
 def weights(t: Weights) -> None:

@@ -29,7 +29,8 @@ HEAD = """# Architectures
 Written by `scripts/models_doc.py`; do not edit. Each row is one `general.architecture` of a GGUF file. All were compared with
 llama.cpp's answers for tiny random models (tests/golden/models; how they were made stands in the goldens' scripts): logits of
 prompts and joint decodes of one and two sequences, unified and one stream each, in ubatches of 64 and 7; of encoders the
-embeddings in every pooling. The numbers are the largest normalized mean square error over all cases on the CPU backend, first
+embeddings in every pooling; of those with one case a prompt in ubatches of 16. `bench/shapes.py` compares all of them in a hundred
+other shapes. The numbers are the largest normalized mean square error over all cases on the CPU backend, first
 with F32 weights (tests: at most 1e-5), then with Q8_0 (3e-3) and Q4_0 (8e-3), where llama.cpp's own rounding of activations
 to 8 bits weighs most; the reference backend passes the same tests. What has no number was **not verified**: it runs, and nothing
 is claimed.
@@ -38,6 +39,26 @@ Besides, real models: SmolLM2 135M (llama), Gemma 3 270M (gemma3), all-MiniLM-L6
 
 | architecture | what it is | cases | F32 | Q8_0 | Q4_0 |
 |---|---|---|---|---|---|
+"""
+TAIL = """
+## Not supported
+
+What llama.cpp knows besides (as of its Python package 0.3.36); such files are refused by name.
+
+| architecture | what it would take |
+|---|---|
+| gemma3n, gemma4, gemma4-assistant | vectors per layer, K and V shared between layers; the assistant reads another model's cache |
+| t5, t5encoder | relative positions, attention to an encoder's result |
+| deepseek32, glm-dsa, dots3note | an indexer that chooses tokens to attend to, with a cache of its own |
+| deepseek4, glm5-next, hy_v4 | such a choice, and more kinds of caches or residual streams |
+| step35, graniteswitch | heads and rotation of each layer; adapters inside the model |
+| eagle3, dflash | drafters that read another model's hidden states |
+| wavtokenizer-dec, clip | audio, images |
+| gptj | llama.cpp names it and has no graph for it |
+
+In minimax-m3 and qwen4exp the choice of blocks to attend to (MSA) is not built: contexts that could need it are refused. Next-token
+prediction runs with one block behind the layers (bailingmoe3, cohere2moe, deepseek2, glm4moe, hy_v3, mimo2, nemotron_h_moe, qwen35,
+qwen35moe, qwen3next); files with several run without.
 """
 Case = tuple[str, str, float]           # architecture, weight type, error
 
@@ -97,10 +118,11 @@ def main() -> None:
                 print(f"{name} {qtype} {error:.1e}", file=sys.stderr, flush=True)
     assert all(math.isfinite(e) for found in errors.values() for es in found.values() for e in es)
     path = ROOT / "docs/models.md"
-    rows = {line.split()[1]: line for line in path.read_text().splitlines(keepends=True) if line.startswith("| ")}
+    table = path.read_text().partition("\n## ")[0]
+    rows = {line.split()[1]: line for line in table.splitlines(keepends=True) if line.startswith("| ")}
     checked = {name for name in rows if name != "architecture"} | set(errors)
     path.write_text(HEAD + "".join(row(name, errors[name]) if asked(name) or name not in rows else rows[name]
-                                   for name in names(checked)))
+                                   for name in names(checked)) + TAIL)
 
 
 def row(name: str, found: dict[str, list[float]]) -> str:

@@ -89,6 +89,8 @@ SPECS: dict[str, Spec] = {
                           hidden_activation="silu", **LN),
     "eurobert": spec("eurobert", TOKENS | vectors("output_norm"), PRE | qkv(n_kv=2 * HEAD) | ffn(gate=True),
                      **RMS | {"attention.head_count_kv": 2}),
+    "llama-embed": spec("llama-embed", TOKENS | vectors("output_norm"), PRE | qkv(n_kv=2 * HEAD) | ffn(gate=True),
+                        **RMS | {"attention.head_count_kv": 2}),
     "neo-bert": spec("neo-bert", TOKENS | vectors("enc.output_norm") | CLASSIFIER, PRE | FUSED | ffn(up=2 * N_FF), **RMS),
     "gemma-embedding": spec("gemma-embedding", TOKENS | vectors("output_norm") | matrix("dense_2", N_EMBD, 80)
                             | matrix("dense_3", 80, N_EMBD), [GEMMA] * 7, attention__sliding_window=4, dense_2_feat_in=N_EMBD,

@@ -1,6 +1,7 @@
 """Golden logits of the models of other shapes, as llama.cpp computes them: `python -m tests.make_shapes`.
 
-In: the specs in tests/golden/models/shapes.json.xz. Out: shapes.npz beside it. Needs the package llama-cpp-python (0.3.36 made
+In: the specs in tests/golden/models/shapes.json.xz. Out: shapes.npz beside it, to which it adds those that are not there yet;
+`bench/shapes.py --keep` adds specs. Needs the package llama-cpp-python (0.3.36 made
 the present file), which no test needs.
 """
 from __future__ import annotations
@@ -53,13 +54,14 @@ def fill(batch: Any, start: int, n: int) -> Any:
 
 
 def main() -> None:
-    found = {}
+    path = spec.FOLDER / "shapes.npz"
+    found = dict(np.load(path)) if path.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
-        for case in spec.shapes():
-            path = spec.write(case["spec"], Path(folder) / "m.gguf")
-            found[case["name"]] = logits(path, case["spec"].get("encode", False))[case["rows"]]
+        for case in (c for c in spec.shapes() if c["name"] not in found):
+            rows = logits(spec.write(case["spec"], Path(folder) / "m.gguf"), case["spec"].get("encode", False))[case["rows"]]
+            found[case["name"]] = np.where(rows < -1e38, -np.inf, rows)                 # of tokens that are never meant
             print(case["name"])
-    np.savez_compressed(spec.FOLDER / "shapes.npz", **found)
+    np.savez_compressed(path, **found)
 
 
 if __name__ == "__main__":

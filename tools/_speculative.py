@@ -36,6 +36,11 @@ SPECULATIVE = (
     _speculative("--spec-ngram-simple-size-m", type=_count, default=48, show_default=True, metavar="N",
                  help="Tokens that are then guessed, at most."),
 )
+TREE = (
+    _speculative("--spec-draft-n-branch", type=_count, default=1, show_default=True, metavar="N",
+                 help="Different guesses that are evaluated at once, as a tree: where another token was likely, too, or the text "
+                 "went on differently before."),
+)
 
 
 def n_guesses(p: Params) -> int:
@@ -58,18 +63,19 @@ def limits(p: Params) -> Params:
 def drafting(p: Params, llm: ggraph.LLM, bars: Bars) -> Iterator[Params]:
     """Arguments of `generate`, with the draft model open if there is one."""
     kind, n = p["spec_type"], n_guesses(p)
+    more = {"n_draft": n, "n_branch": p["spec_draft_n_branch"]}
     if p["spec_draft_model"] and kind != "draft-simple":
         env.log("the draft model is not used: give --spec-type draft-simple")
     if kind == "none":
         yield {}
     elif kind == "ngram-simple":
         size = p["spec_ngram_simple_size_n"]
-        yield {"draft": ggraph.NgramDraft(size, n, least=size), "n_draft": n}
+        yield {"draft": ggraph.NgramDraft(size, n, least=size), **more}
     elif kind == "draft-mtp":
-        yield {"draft": ggraph.MtpDraft(llm.nextn, **limits(p)), "n_draft": n}
+        yield {"draft": ggraph.MtpDraft(llm.nextn, **limits(p)), **more}
     else:
         path = hub.resolve(p["spec_draft_model"], lambda done, total: bars("fetch", done, total))
         options = {**context_arguments(p), "n_ctx": llm.ctx.cparams.n_ctx_seq, "adapters": [], "n_rollback": n, "progress": bars}
         with ggraph.Model(path, repack=p["repack"]) as model, ggraph.Context(model, **options) as ctx:
             bars.close()
-            yield {"draft": ggraph.ModelDraft(ctx, **limits(p)), "n_draft": n}
+            yield {"draft": ggraph.ModelDraft(ctx, **limits(p)), **more}

@@ -35,7 +35,7 @@ from ._options import (
     options,
     unescape,
 )
-from ._speculative import SPECULATIVE, drafting, n_rollback
+from ._speculative import SPECULATIVE, TREE, drafting, n_rollback
 
 _prompt, _chat, _output = group("Prompt and length"), group("Chat"), group("Output")
 _file = click.Path(exists=True, dir_okay=False, allow_dash=True)
@@ -78,7 +78,7 @@ ONE_OF = {"PROMPT, --prompt and --file": ("text", "prompt", "file"), "--samplers
 
 @click.command(cls=Command, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.argument("text", required=False, metavar="[PROMPT]")
-@options(PROMPT, MODEL, CHAT, CONTEXT, SAMPLING, SPECULATIVE, ROPE, OUTPUT)
+@options(PROMPT, MODEL, CHAT, CONTEXT, SAMPLING, SPECULATIVE, TREE, ROPE, OUTPUT)
 @click.version_option(ggraph.__version__)
 @click.pass_context
 def main(ctx: click.Context, /, **p: Any) -> None:
@@ -112,6 +112,8 @@ def _check(p: Params) -> tuple[str | None, str | None]:
         raise click.BadParameter(f"not JSON: {e}", param_hint="--chat-template-kwargs") from None
     if not isinstance(p["chat_template_kwargs"], dict):
         raise click.BadParameter("must be a JSON object", param_hint="--chat-template-kwargs")
+    if p["spec_type"] == "none" and p["spec_draft_n_branch"] > 1:
+        raise click.UsageError("--spec-draft-n-branch needs guesses: give --spec-type")
     if p["spec_type"] == "draft-simple" and not p["spec_draft_model"]:
         raise click.UsageError("--spec-type draft-simple needs a draft model: give -md")
     prompt = p["text"] if p["text"] is not None else p["prompt"]
@@ -139,7 +141,7 @@ def _loaded(p: Params, chat: bool, bars: Bars) -> Iterator[Writer]:
         template = _template(p, model)
         if chat and template is None:
             raise ggraph.TemplateError(f"{path.name} has no chat template: give a prompt to continue, or --chat-template-file")
-        context = {**context_arguments(p), "n_rollback": n_rollback(p)}
+        context = {**context_arguments(p), "n_rollback": n_rollback(p), "n_seq_max": p["spec_draft_n_branch"]}
         with ggraph.LLM(model, chat_template=template, progress=bars, **context) as llm, drafting(p, llm, bars) as draft:
             bars.close()
             writer = Writer(llm, p, bars, 1e3 * (time.perf_counter() - start), draft)

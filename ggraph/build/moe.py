@@ -27,6 +27,13 @@ class Experts(FeedForward):
         chosen, weights = self._route(w, x, il, gating, norm_w, w_scale, logits, choose_by_logits)
         return self.experts(w, x, chosen, weights, il, act=act, limit=limit, weight_before_ffn=weight_before_ffn)
 
+    def moe_and_shared(self, w: Group, x: Tensor, il: int, *, act: Activation = "silu") -> Tensor:
+        """Experts chosen and weighted as the file's keys say, and the shared one beside them where the layer has one."""
+        hp = self.hp
+        y = self.moe(w, x, il, act=act, gating=hp.expert_gating_func, norm_w=hp.expert_weights_norm,
+                     w_scale=hp.expert_weights_scale)
+        return self.add(y, self.ffn(w, x, il, act, suffix="_shexp"), "ffn_out", il) if "ffn_up_shexp" in vars(w) else y
+
     def experts(self, w: Group, x: Tensor, chosen: Tensor, weights: Tensor, il: int, *, act: Activation = "silu",
                 limit: float = 0.0, weight_before_ffn: bool = False, suffix: str = "_exps") -> Tensor:
         """The weighted sum of the chosen experts; chosen I32 [n_used, n_tokens], weights [1, n_used, n_tokens]."""

@@ -14,13 +14,14 @@ from .output import Output
 
 
 class NextToken(Output):
-    def nextn(self, layer: Callable[..., Tensor]) -> None:
-        """The whole graph of the block; `layer(b, weights, x, il)` is what runs between its two ends."""
+    def nextn(self, layer: Callable[..., Tensor], norm: Callable[..., Tensor] | None = None) -> None:
+        """The whole graph of the block; `layer(b, weights, x, il)` is what runs between its two ends. `norm`: the last one, if it
+        is of another kind than the model's."""
         (il, w), = self.layers()
         x = layer(self, w, self._nextn_input(w, il), il)
-        x = self.norm(x, w.nextn_shared_head_norm or self.w.output_norm, "h_nextn")
-        self.logits(self.mm(w.nextn_shared_head_head or self.w.output, x))
-        self.g.output("hidden", x)
+        normed = (norm or self.norm)(x, w.nextn_shared_head_norm or self.w.output_norm, "h_nextn")
+        self.logits(self.mm(w.nextn_shared_head_head or self.w.output, normed))
+        self.g.output("hidden", normed if self.hp.nextn_normed else x)
 
     def _nextn_input(self, w: Group, il: int) -> Tensor:
         """F32 [n_embd, n_tokens] of each token and of the hidden state before it, each normed, in one matrix's view."""

@@ -5,6 +5,8 @@ states only; what they have behind the pooling (a classifier, two matrices) is n
 """
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from .. import inputs, ops
 from ..errors import Error
 from ..size import Size
@@ -14,8 +16,10 @@ from .core import Core
 
 
 class Output(Core):
-    def finish(self, x: Tensor, norm: bool = True) -> None:
-        """The final norm, pooled embeddings where asked for, else the output head with its scale and soft cap."""
+    def finish(self, x: Tensor, possible: Callable[[Tensor], Tensor] | None = None, *, norm: bool = True) -> None:
+        """The final norm, pooled embeddings where asked for, else the output head with its scale and soft cap. `possible` makes
+        tokens impossible that are never meant."""
+        last = x
         if norm:
             x = self.norm(x, self.w.output_norm, "result_norm")
         if self.cp.embeddings:
@@ -24,10 +28,11 @@ class Output(Core):
                 return
             x = ops.get_rows(x, self.input(inputs.OutputIds, self.dims.n_outputs)[0])
         elif self.cp.hidden:
-            self.g.output("hidden", x)
+            self.g.output("hidden", x if self.hp.nextn_normed else last)
             x = ops.get_rows(x, self.input(inputs.OutputIds, self.dims.n_outputs)[0])
         x = self.linear(self.w.output, x, "result_output_no_bias" if self.w.output.bias else "")
-        self.logits(self._pad_vocab(x))
+        x = self._pad_vocab(x)
+        self.logits(possible(x) if possible else x)
 
     def _pad_vocab(self, x: Tensor) -> Tensor:
         """An output of fewer rows than the vocabulary covers its end: the tokens before it are impossible."""

@@ -26,7 +26,12 @@ def right(name: str) -> dict[str, np.ndarray]:
     block = next(t for t in shapes if t.endswith("nextn.eh_proj.weight")).removesuffix("eh_proj.weight")
     given[block + "eh_proj.weight"] = np.eye(n, 2 * n, dtype=np.float32)                # the token's embedding goes on
     given[block + "enorm.weight"] = np.ones(n, np.float32)
-    given[block + "shared_head_norm.weight"] = spec.weights("output_norm.weight", [n])
+    layer = block.removesuffix("nextn.")
+    norm = next((t for t in (block + "shared_head_norm.weight", layer + "layer_output_norm.weight") if t in shapes), None)
+    if norm:                                                                            # else it is the model's own
+        given[norm] = spec.weights("output_norm.weight", [n])
+    embd = spec.weights("token_embd.weight", shapes["token_embd.weight"])
+    given["token_embd.weight"] = embd - embd.mean(-1, keepdims=True)                    # all kinds of norms are one then
     return given
 
 
