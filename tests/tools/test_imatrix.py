@@ -70,8 +70,6 @@ def test_chunks_are_summed(file: str) -> None:
 
 @pytest.mark.parametrize("name", ["qwen3moe-moe", "deepseek2-moe", "llama-moe"])
 def test_experts_apart(name: str, tmp_path: Path) -> None:
-    if name not in spec.specs():
-        pytest.skip("no such golden model")
     path = spec.write(spec.specs()[name], tmp_path / "m.gguf")
     with ggraph.Model(path) as model:
         n_used, n_expert = int(np.max(model.hparams.n_expert_used)), model.hparams.n_expert
@@ -102,6 +100,14 @@ def test_the_command(file: str, tmp_path: Path) -> None:
     for name, entry in one.entries.items():
         np.testing.assert_allclose(two.entries[name].mean, entry.mean, rtol=1e-6)
     assert "blk.0.ffn_down.weight" in run("--in-file", out, "--show-statistics").stdout
+
+
+def test_special_tokens_are_letters_unless_asked_for(file: str, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("<|im_end|> the rain " * 40)
+    rows = [json.loads(run("-m", file, "-f", text, "-c", 8, "-o", tmp_path / "i", "--json", *more).stdout)["chunk_count"]
+            for more in ((), ("--parse-special",))]
+    assert rows[0] > rows[1]
 
 
 def test_the_old_form(tmp_path: Path) -> None:

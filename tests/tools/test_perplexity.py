@@ -3,8 +3,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,21 +11,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 import ggraph
-from ggraph import env
 from ggraph.tools import _windows
 from ggraph.tools import perplexity as tool
+from ggraph.tools._input import read_text
 from ggraph.tools._logits import LogitsFile, LogitsWriter, decode, distance, encode, nll
 from tests import spec, tiny
 
 WORDS = "the rain in the inn and the heron on a thin line, the other then in the tent.\n"
 OTHER = {"llama__rope__freq_base": 100.0}       # the same weights, other predictions
-
-
-@pytest.fixture(autouse=True)
-def loud() -> Iterator[None]:
-    """What -q silences stays silent in this process."""
-    yield
-    env.set_quiet(False)
 
 
 @pytest.fixture(scope="module")
@@ -261,6 +252,16 @@ def test_the_command_prints_both_methods_by_name(path: Path) -> None:
     assert "[1]" in done.stderr and ",[2]" in done.stderr
 
 
+def test_a_line_for_each_window(path: Path, model: ggraph.Model, tokens: list[int]) -> None:
+    lines = run(path, "-p", WORDS * 6, "--chunks", "3", "--ppl-output-type", "1").stdout.splitlines()
+    whole = tool.perplexity(model, model.vocab.encode(WORDS * 6, parse_special=False), n_ctx=32, n_chunks=3)
+    assert lines[3].startswith("Final estimate") and whole.running_error[-1] == whole.ppl.error
+    for i, line in enumerate(lines[:3]):
+        begin, value, mean, error = map(float, line.split())
+        assert begin == 32 * i and value == pytest.approx(whole.running[i], abs=1e-4)
+        assert mean == pytest.approx(math.log(value), abs=1e-5) and error == pytest.approx(whole.running_error[i] / value, abs=1e-5)
+
+
 def test_the_command_as_json(path: Path, tmp_path: Path, tokens: list[int], model: ggraph.Model) -> None:
     text = tmp_path / "t.txt"
     text.write_text(WORDS * 6 + "\n")
@@ -298,15 +299,5 @@ def test_errors_are_one_sentence(path: Path, args: list[str], code: int, word: s
 def test_perplexity_is_llama_cpps(name: str, want: float, request: pytest.FixtureRequest) -> None:
     """`llama-perplexity -m MODEL -f tools/data/persuasion.txt --chunks 8`, llama-cpp-python 0.3.36."""
     with ggraph.Model(request.getfixturevalue(name)) as model:
-        tokens = model.vocab.encode(tool.read_text(tool.TEXT), parse_special=False)
+        tokens = model.vocab.encode(read_text(tool.TEXT), parse_special=False)
         assert tool.perplexity(model, tokens, n_chunks=8).ppl.value == pytest.approx(want, rel=0.015)
-
-
-@pytest.mark.slow
-def test_the_memory_of_divergence_is_bounded(gemma3: Path) -> None:
-    """262 thousand tokens in the vocabulary, windows of 4096: 600 MiB above both models."""
-    code = ("import sys, resource; from ggraph.tools.perplexity import main; main(sys.argv[1:], standalone_mode=False); "
-            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)")
-    args = ["-q", "-m", str(gemma3), "--base", str(gemma3), "-c", "4096", "--chunks", "1"]
-    done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=True)
-    assert int(done.stdout.split()[-1]) / 1024 < 2 * gemma3.stat().st_size / 2**20 + 600
