@@ -109,11 +109,11 @@ def backend_names() -> list[str]:
 
 def open_backend(name: str, **options: Any) -> Backend:
     """The backend in folder `backends/<name>`; BackendError names what is missing."""
+    if name not in backend_names():
+        raise BackendError(f"there is no backend {name!r}; there are: {', '.join(backend_names())}")
     try:
         module = importlib.import_module(f"{__package__}.backends.{name}")
     except ModuleNotFoundError as e:
-        if e.name == f"{__package__}.backends.{name}":
-            raise BackendError(f"there is no backend {name!r}; there are: {', '.join(backend_names())}") from e
         raise BackendError(f"backend {name!r} cannot be opened: {e}") from e
     backend: Backend = module.open(**options)
     return backend

@@ -14,8 +14,9 @@ from ggraph.dtypes import F32, I32
 from ggraph.size import terms_of
 from ggraph.tensor import Tensor, strides
 
+from ..lowering import apart
 from .kernel import template
-from .layout import apart, f32_rows, packed, shaped
+from .layout import f32_rows, packed, shaped
 from .lower import Emit, Field, lowers
 from .ops_elementwise import _map
 from .ops_move import as_rows

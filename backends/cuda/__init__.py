@@ -45,7 +45,7 @@ class Cuda:
         self.reported: set[str] = set()
         self.aborted = False
         for module in pkgutil.iter_modules(__path__):
-            if module.name.startswith("ops_"):
+            if module.name.startswith(("ops_", "fuse_")):
                 importlib.import_module(f"{__name__}.{module.name}")
 
     def alloc(self, nbytes: int) -> Buffer:

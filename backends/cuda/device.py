@@ -17,6 +17,7 @@ from ggraph.errors import BackendError
 Dim = tuple[int, int, int]
 MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_THREADS = 1024
+LARGEST_ARG = 2048                  # bytes: whoever records a launch may copy so many from where an argument begins
 
 
 class Kernel(NamedTuple):

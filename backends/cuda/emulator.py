@@ -20,7 +20,7 @@ from ggraph.backend import OutOfMemory
 from ggraph.errors import BackendError
 
 from . import source
-from .device import Device, Dim, Kernel
+from .device import LARGEST_ARG, Device, Dim, Kernel
 
 FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-shared", "-fPIC", "-DGGRAPH_EMULATOR"]
 MARGIN = 256
@@ -121,7 +121,7 @@ class Emulator(Device):
         if len(args) != arity:
             raise BackendError(f"kernel {kernel} takes {arity} arguments, not {len(args)}")
         if self.recording:
-            self.recorded.append((function, grid, block, shared, [ctypes.string_at(int(a), 128) for a in args]))
+            self.recorded.append((function, grid, block, shared, [ctypes.string_at(int(a), LARGEST_ARG) for a in args]))
         else:
             self._run(kernel, run, grid, block, shared, args)
 

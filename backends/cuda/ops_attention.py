@@ -4,6 +4,7 @@ from __future__ import annotations
 from ggraph.dtypes import DType
 from ggraph.tensor import Tensor
 
+from .activation import Bytes, quantize, wanted, wish
 from .device import Kernel
 from .layout import PACKED, PLAIN, f32, plain
 from .lower import Blocks, Emit, lowers
@@ -29,14 +30,17 @@ def flash_attn_ext(emit: Emit, node: Tensor) -> bool:
     mask_type = mask.type.id if mask is not None else 0
     n_runs = -(-int(n_kv) // RUN)
     part, _ = emit.scratch("attention", 4 * n_runs * min(FEW, int(n_tokens)) * int(node.ne[1] * node.ne[3]) * (dv + 2))
+    how = wish(emit.flow, node, (node,))
+    to = int(how.floats), *wanted(emit, node, how)
+    args = node, q, k, v, mask, sinks, mask_type
     with emit.when(n_tokens, 1, FEW):
-        emit(kernel, node, q, k, v, mask, sinks, mask_type, (*numbers, RUN), part, grid=(Blocks(n_kv, RUN), n_tokens, z), block=128,
-             shared=shared)
-        with_runs = Kernel("attention_combine", "combine")
-        emit(with_runs, node, sinks, part, n_kv, RUN, grid=(node.ne[1], n_tokens, node.ne[3]), block=128)
+        emit(kernel, *args, (*numbers, RUN), part, grid=(Blocks(n_kv, RUN), n_tokens, z), block=128, shared=shared)
+        emit(Kernel("attention_combine", "combine"), node, sinks, part, n_kv, RUN, *to, grid=(node.ne[1], n_tokens, node.ne[3]),
+             block=128)
     with emit.when(n_tokens, FEW + 1):
-        emit(kernel, node, q, k, v, mask, sinks, mask_type, (*numbers, 1 << 30), part, grid=(1, n_tokens, z), block=128,
-             shared=shared)
+        emit(kernel, *args, (*numbers, 1 << 30), 0, grid=(1, n_tokens, z), block=128, shared=shared)
+        if how.packed:
+            quantize(emit, node, Bytes(*to[1:]))
     return True
 
 

@@ -1,7 +1,7 @@
 """Lowerings of ops that work element by element."""
 from __future__ import annotations
 
-from ggraph.ops import GLU, UNARY
+from ggraph.ops import UNARY
 from ggraph.tensor import Tensor
 
 from .device import Kernel
@@ -9,7 +9,6 @@ from .layout import elements, f32, plain
 from .lower import Emit, lowers
 
 BINARY = ("add", "sub", "mul", "div")
-LIMITED = {"swiglu_oai": 5, "swiglu_clamp": 6}
 
 
 def unary(number: int) -> None:
@@ -47,17 +46,7 @@ def add_id(emit: Emit, node: Tensor) -> bool:
     return f32(node, *node.src[:2])
 
 
-def glu(name: str, number: int) -> None:
-    @lowers(name)
-    def lower(emit: Emit, node: Tensor) -> bool:
-        alpha, limit = node.params.get("alpha", 1.0), node.params.get("limit", 0.0)
-        emit(Kernel("elementwise", "glu"), node, *node.src, number, float(alpha), float(limit), grid=elements(node))
-        return f32(node, *node.src)
-
-
 for _number in range(len(UNARY)):
     unary(_number)
 for _number in range(len(BINARY)):
     binary(_number)
-for _name, _number in {**{name: i for i, name in enumerate(GLU)}, **LIMITED}.items():
-    glu(_name, _number)

@@ -7,20 +7,8 @@ from .device import Kernel
 from .layout import elements, f32, plain, rows
 from .lower import Blocks, Emit, lowers
 
-NORMS = {"norm": 0, "rms_norm": 1, "l2_norm": 2}
 MAX_SORTED = 8192           # elements of a row, which are sorted in shared memory
 MAX_HADAMARD = 8192
-
-
-def norm(name: str, kind: int) -> None:
-    @lowers(name)
-    def lower(emit: Emit, node: Tensor) -> bool:
-        emit(Kernel("rows", "normalize"), node, node.src[0], kind, float(node.params["eps"]), grid=rows(node))
-        return f32(node, node.src[0])
-
-
-for _name, _kind in NORMS.items():
-    norm(_name, _kind)
 
 
 @lowers("group_norm")

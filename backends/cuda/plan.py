@@ -9,7 +9,7 @@ import struct
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,22 +19,23 @@ from ggraph.errors import Aborted
 from ggraph.size import Sizes
 from ggraph.tensor import Tensor
 
-from .device import Dim
-from .lower import Arg, Emit, Launch, Scratch, lower
+from ..lowering import Scratch
+from .device import LARGEST_ARG, Dim
+from .lower import Arg, Launch, lower
 
 if TYPE_CHECKING:
     from . import Cuda
 
 MAX_GRAPHS = 8              # of one split: sizes that come back
+PAST_END = LARGEST_ARG // 8
 
 
 class Compiled:
     def __init__(self, backend: Cuda, nodes: Sequence[Tensor], keep: frozenset[Tensor]):
         self.backend, self.device = backend, backend.device
-        emit = Emit()
-        lower(nodes, keep, emit)
+        emit = lower(nodes, keep)
         self.launches = emit.launches
-        self.reads: Collection[Tensor] = {a.root for launch in self.launches for a in launch.args if isinstance(a, Tensor)}
+        self.reads: Collection[Tensor] = {t.root for launch in self.launches for t in tensors(launch.args)}
         self.scratch = self._scratch(emit.scratch_bytes)
         self.sizes: Sizes | None = None                                       # from the first run on: places are known then
         self.graphs: OrderedDict[tuple[int, ...], Any] = OrderedDict()       # by sizes; None: seen once
@@ -60,7 +61,7 @@ class Compiled:
         self.n_args = len(numbers)
         for launch in self.launches:
             numbers += [blocks.n for blocks in launch.grid] + [launch.condition[0] if launch.condition else 0]
-        self.sizes = Sizes([*numbers, *[0] * 16])                             # whoever copies an argument may read beyond it
+        self.sizes = Sizes([*numbers, *[0] * PAST_END])                           # whoever copies an argument may read beyond it
         base = self.sizes.numbers.ctypes.data
         self.args = [np.array([base + 8 * i for i in s], np.uint64) for s in starts]
         self._each = np.array([[b.each for b in launch.grid] for launch in self.launches], np.int64).reshape(-1, 3)
@@ -85,7 +86,7 @@ class Compiled:
     def _take_sizes(self) -> None:
         """Grids, and which launches run, for the numbers as they are."""
         assert self.sizes is not None
-        rows = self._numbers[self.n_args:-16].reshape(-1, 4)
+        rows = self._numbers[self.n_args:-PAST_END].reshape(-1, 4)
         grids = -(-rows[:, :3] // self._each)
         runs = (grids > 0).all(1) & (rows[:, 3] >= self._limits[:, 0]) & (rows[:, 3] <= self._limits[:, 1])
         self.active: list[tuple[Launch, Dim, np.ndarray]] = [
@@ -152,6 +153,15 @@ class Compiled:
             self.device.launch(launch.kernel, grid, launch.block, launch.shared, args)
             self.device.sync()
             times.append(NodeTime(launch.nodes, time.perf_counter() - start))
+
+
+def tensors(args: tuple[Arg, ...]) -> Iterator[Tensor]:
+    """All among the arguments, also those within structs."""
+    for arg in args:
+        if isinstance(arg, Tensor):
+            yield arg
+        elif isinstance(arg, tuple):
+            yield from tensors(arg)
 
 
 def _free(device: weakref.ref[Any], address: int) -> None:

@@ -35,7 +35,7 @@ template <class K> __device__ __forceinline__ float dot(const char * k, const fl
 }
 
 // q F32 [dk, n_tokens, n_head, n_stream], k [dk, n_kv, n_head_kv, n_stream], v [dv, ..]; dst [dv, n_head, n_tokens, n_stream].
-// With one run the result is written to dst; with more, sums to `part` [run][stream][token][head][dv + 2], maximum and total behind each.
+// The result is written to dst, or if there are runs to join, sums to `part` [run][stream][token][head][dv + 2], maximum and total behind each.
 // grid: (runs, n_tokens, n_stream * n_head_kv * groups of up to 8 heads); block: 128; shared: 8 * (dk + 128) floats
 template <int WIDTH> __device__ __forceinline__ void attend(const Tensor & dst, const Tensor & q, const Tensor & k, const Tensor & v,
                                                             const Tensor & mask, const Tensor & sinks, int mask_type, const Attention & p,
@@ -91,7 +91,7 @@ template <int WIDTH> __device__ __forceinline__ void attend(const Tensor & dst, 
     __syncthreads();
     for (int h = 0; h < n; h++) {
         const int head = head0 + h;
-        if (gridDim.x == 1) {
+        if (!part) {
             float m = top[h], sum = total[h], scale = 1.0f;
             if (sinks.data) {
                 const float sink = *(const float *) (sinks.data + head * sinks.nb[0]), both = fmaxf(m, sink);

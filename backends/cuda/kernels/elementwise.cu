@@ -1,11 +1,7 @@
 // Ops that work element by element. One thread per element of the result, blocks of 256; the op's number is an argument.
-#include "common.cuh"
+#include "activation.cuh"
+#include "glu.cuh"
 
-__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-__device__ __forceinline__ float gelu(float x) { return 0.5f * x * (1.0f + tanhf(0.79788456080286535588f * x * (1.0f + 0.044715f * x * x))); }
-__device__ __forceinline__ float gelu_erf(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678118654752440f)); }
-__device__ __forceinline__ float gelu_quick(float x) { return x / (1.0f + expf(-1.702f * x)); }
-__device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
 __device__ __forceinline__ float hardsigmoid(float x) { return fminf(1.0f, fmaxf(0.0f, (x + 3.0f) / 6.0f)); }
 
 // The numbers are those of UNARY in ggraph/ops.py; then scale and clamp with their two parameters.
@@ -72,23 +68,12 @@ KERNEL add_id(Tensor dst, Tensor a, Tensor b, Tensor ids) {
     *(float *) at(dst, k) = *(const float *) at(a, k) + *(const float *) at(b, k.i0, expert, 0, 0);
 }
 
-// The numbers are those of GLU in ggraph/ops.py; then the forms with limits.
-__device__ __forceinline__ float gated(int op, float g, float u, float alpha, float limit) {
-    switch (op) {
-        case 0: return silu(g) * u;
-        case 1: return gelu(g) * u;
-        case 2: return fmaxf(g, 0.0f) * u;
-        case 3: return gelu_erf(g) * u;
-        case 4: return gelu_quick(g) * u;
-        case 5: g = fminf(g, limit); return g / (1.0f + expf(-alpha * g)) * (fminf(fmaxf(u, -limit), limit) + 1.0f);
-        default: return silu(fminf(g, limit)) * fminf(fmaxf(u, -limit), limit);
-    }
-}
-
-// grid: elements / 256
-KERNEL glu(Tensor dst, Tensor gate, Tensor up, int op, float alpha, float limit) {
+// As floats if `write`, as 8-bit activations where q and s have a place. grid: elements / 256; a row is a multiple of 32 where q is given
+KERNEL glu(Tensor dst, Tensor gate, Tensor up, Glu p, int write, char * q, Scale * s) {
     const int64_t i = (int64_t) blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= numel(dst)) return;
     const Index k = unravel(dst, i);
-    *(float *) at(dst, k) = gated(op, *(const float *) at(gate, k), *(const float *) at(up, k), alpha, limit);
+    const float v = activated(p, *(const float *) at(gate, k), *(const float *) at(up, k));
+    if (write) *(float *) at(dst, k) = v;
+    if (q) quantize32(v, q + i / 32 * 32, s + i / 32);
 }

@@ -1,12 +1,12 @@
 // Quantized weights of TYPE times 8-bit activations, for many columns: tiles of 64 rows x 64 columns, 128 of k at a time in shared memory.
 // 256 threads; thread (x, y) of 16 x 16 has rows x + 16 i and columns y + 16 j.
-#include "activation.cuh"
-#include "quants.cuh"
+#include "matvec.cuh"
 
 const int TILE = 64, GROUPS = 4, STRIDE = 8 * GROUPS + 1;         // of k at a time: 4 groups of 32; the odd stride spreads over the banks
 
 // grid: (n / 64, m / 64, b2 * b3); block: 256
-KERNEL matmul(Tensor dst, Tensor a, const char * q, const Scale * scales) {
+KERNEL matmul(Tensor a, Sum to, const char * q, const Scale * scales) {
+    const Tensor & dst = to.dst;
     __shared__ int w[TILE * STRIDE], x[TILE * STRIDE];
     __shared__ float d[TILE * GROUPS * 2], m[TILE * GROUPS * 2];
     __shared__ Scale s[TILE * GROUPS];
@@ -41,6 +41,6 @@ KERNEL matmul(Tensor dst, Tensor a, const char * q, const Scale * scales) {
     }
     for (int i = 0; i < 4; i++) for (int j = 0; j < 4; j++) {
         const int r = row0 + t % 16 + 16 * i, c = column0 + t / 16 + 16 * j;
-        if (r < n_rows && c < n_columns) *(float *) at(dst, r, c, i2, i3) = sum[i][j];
+        if (r < n_rows && c < n_columns) put(to, sum[i][j], r, c, i2, i3);
     }
 }
