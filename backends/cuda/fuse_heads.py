@@ -88,7 +88,8 @@ def _fits(q: Heads, k: Heads, v: Heads, k_cells: Tensor, v_cells: Tensor) -> boo
     weights = all(part.weight is None or part.weight.numel == part.x.ne[0] for part in parts)
     clear = not q.nodes or (apart(q.nodes[-1], q.x) and disjoint(q.nodes[-1], k.x) and disjoint(q.nodes[-1], v.x))
     plain_v = v.find("rope") is None and v.find("rms_norm") is None
-    return (whole and weights and clear and plain_v and all(r.src[1:] == ropes[0].src[1:] and r.params == ropes[0].params for r in ropes)
+    alike = all(r.src[1:] == ropes[0].src[1:] and r.params == ropes[0].params for r in ropes)
+    return (whole and weights and clear and plain_v and alike
             and k_cells.src[2] is v_cells.src[2] and k_cells.src[2].ne[1] == 1)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 from ggraph.dtypes import DType
 from ggraph.tensor import Tensor
 
-from .activation import Bytes, quantize, wanted, wish
+from .activation import wanted, wish
 from .device import Kernel
 from .layout import PACKED, PLAIN, f32, plain
 from .lower import Blocks, Emit, lowers
@@ -30,17 +30,14 @@ def flash_attn_ext(emit: Emit, node: Tensor) -> bool:
     mask_type = mask.type.id if mask is not None else 0
     n_runs = -(-int(n_kv) // RUN)
     part, _ = emit.scratch("attention", 4 * n_runs * min(FEW, int(n_tokens)) * int(node.ne[1] * node.ne[3]) * (dv + 2))
+    tickets, _ = emit.scratch("tickets", 4 * min(FEW, int(n_tokens)) * int(z))              # zero before and after each launch
     how = wish(emit.flow, node, (node,))
     to = int(how.floats), *wanted(emit, node, how)
     args = node, q, k, v, mask, sinks, mask_type
     with emit.when(n_tokens, 1, FEW):
-        emit(kernel, *args, (*numbers, RUN), part, grid=(Blocks(n_kv, RUN), n_tokens, z), block=128, shared=shared)
-        emit(Kernel("attention_combine", "combine"), node, sinks, part, n_kv, RUN, *to, grid=(node.ne[1], n_tokens, node.ne[3]),
-             block=128)
+        emit(kernel, *args, (*numbers, RUN), part, tickets, to, grid=(Blocks(n_kv, RUN), n_tokens, z), block=128, shared=shared)
     with emit.when(n_tokens, FEW + 1):
-        emit(kernel, *args, (*numbers, 1 << 30), 0, grid=(1, n_tokens, z), block=128, shared=shared)
-        if how.packed:
-            quantize(emit, node, Bytes(*to[1:]))
+        emit(kernel, *args, (*numbers, 1 << 30), part, tickets, to, grid=(1, n_tokens, z), block=128, shared=shared)
     return True
 
 

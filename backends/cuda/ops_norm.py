@@ -60,7 +60,7 @@ def _kind(node: Tensor) -> tuple[int, float]:
 
 def _emit(emit: Emit, stage: Stage, after: Stage | None, floats: bool, place: Bytes = NOWHERE) -> None:
     second = (after.dst, after.weight, after.plus, after.kind) if after else (None, None, None, (AS_IT_IS, 0.0))
-    emit(Kernel("norm", "norm"), stage.dst, *stage.args, stage.kind, *second, int(floats), *place, grid=rows(stage.dst),
+    emit(Kernel("norm", "normalize"), stage.dst, *stage.args, stage.kind, *second, int(floats), *place, grid=rows(stage.dst),
          block=threads(stage.dst.ne[0]))
 
 
@@ -80,19 +80,19 @@ def added(flow: Flow, node: Tensor) -> Fusion | None:
     return fusion if fusion and len(fusion.nodes) > 1 else None
 
 
-def _stage(flow: Flow, node: Tensor, last: bool = False) -> Stage | None:
-    """A norm, times a weight, plus something unless it is the `last` of two."""
+def _stage(flow: Flow, node: Tensor, before: tuple[Tensor, ...] = ()) -> Stage | None:
+    """A norm, times a weight, plus something unless there is a stage `before`."""
     nodes, weight, plus = [node], None, None
     mul = flow.next(node, "mul")
     if mul is not None and mul.src[0] is node and _row(mul.src[1], node):
         nodes, weight = [node, mul], mul.src[1]
-        add = None if last else flow.next(mul, "add")
+        add = None if before else flow.next(mul, "add")
         if add is not None and mul in add.src and add.src[0] is not add.src[1]:
             other = add.src[1] if add.src[0] is mul else add.src[0]
             if same(add, node) and other.root is not node and _row(other, node) and flow.can_run(node, mul, add):
                 nodes, plus = [node, mul, add], other
     stage = Stage(tuple(nodes), node.src[0], _kind(node), weight, plus)
-    fits = f32(*nodes, *stage.sources) and apart(stage.dst, *stage.sources) and flow.can_run(*nodes)
+    fits = f32(*nodes, *stage.sources) and apart(stage.dst, *stage.sources) and flow.can_run(*before, *nodes)
     return stage if fits else None
 
 
@@ -118,7 +118,7 @@ def _after(flow: Flow, stage: Stage) -> Stage | None:
         return None
     for node in flow.readers.reads.get(y, []):
         if node.op in NORMS and node.src[0] is y:
-            after = _stage(flow, node, last=True)
-            if after and flow.can_run(*stage.nodes, *after.nodes) and apart(after.dst, y, *stage.sources):
+            after = _stage(flow, node, stage.nodes)
+            if after and apart(after.dst, y, *stage.sources):
                 return after
     return None

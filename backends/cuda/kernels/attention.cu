@@ -1,5 +1,6 @@
 // Attention as one op. K and V of types K_TYPE and V_TYPE: a quantized type of quants.cuh, or a Plain<number>.
-// A block has one token, up to 8 query heads that share a KV head, and a run of cells (split KV): `combine` joins the runs.
+// A block has one token, up to 8 query heads that share a KV head, and a run of cells (split KV): the block that comes last joins the runs.
+#include "activation.cuh"
 #include "quants.cuh"
 
 template <int T> struct Plain {
@@ -12,6 +13,21 @@ template <class T> __device__ __forceinline__ float element(const char * row, in
 const int THREADS = 128, HEADS = 8, CELLS = 128;                         // cells that a block takes at a time, one per thread
 
 struct Attention { float scale, pad0, max_bias, pad1, softcap, pad2; int64_t cells_each; };
+struct Out { int64_t floats; char * q; Scale * s; };                      // to dst as floats, and as 8-bit activations where these have a place
+
+// Whether this is the last of n blocks that draw at a ticket: then it sees what the others wrote. The ticket is as before again.
+__device__ __forceinline__ bool last_of(int n, int * ticket) {
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        last = atomicAdd(ticket, 1) == n - 1;
+        if (last) *ticket = 0;
+    }
+    __syncthreads();
+    __threadfence();
+    return last;
+}
 
 __device__ __forceinline__ float slope(int h, int n_head, float max_bias) {
     if (max_bias <= 0.0f) return 1.0f;
@@ -35,11 +51,12 @@ template <class K> __device__ __forceinline__ float dot(const char * k, const fl
 }
 
 // q F32 [dk, n_tokens, n_head, n_stream], k [dk, n_kv, n_head_kv, n_stream], v [dv, ..]; dst [dv, n_head, n_tokens, n_stream].
-// The result is written to dst, or if there are runs to join, sums to `part` [run][stream][token][head][dv + 2], maximum and total behind each.
+// The result is written as Out says. Runs that are to be joined leave their sums in `part` [stream][token][head][run][dv + 2], maximum and
+// total behind each, and draw a ticket.
 // grid: (runs, n_tokens, n_stream * n_head_kv * groups of up to 8 heads); block: 128; shared: 8 * (dk + 128) floats
 template <int WIDTH> __device__ __forceinline__ void attend(const Tensor & dst, const Tensor & q, const Tensor & k, const Tensor & v,
                                                             const Tensor & mask, const Tensor & sinks, int mask_type, const Attention & p,
-                                                            float * part) {
+                                                            float * part, int * tickets, const Out & out) {
     DYNAMIC_SHARED(float, queries);
     const int dk = (int) q.ne[0], dv = (int) v.ne[0], n_head = (int) q.ne[2], n_kv = (int) k.ne[1], n_head_kv = (int) k.ne[2];
     const int shared_heads = n_head / n_head_kv, groups = (shared_heads + HEADS - 1) / HEADS, tid = threadIdx.x;
@@ -89,31 +106,45 @@ template <int WIDTH> __device__ __forceinline__ void attend(const Tensor & dst, 
         }
     }
     __syncthreads();
+    const int64_t row = ((int64_t) stream * dst.ne[2] + token) * n_head + head0;             // of head0 in the result
+    const int n_runs = gridDim.x;
+    if (n_runs > 1) {
+        for (int h = 0; h < n; h++) {
+            float * to = part + ((row + h) * n_runs + blockIdx.x) * (dv + 2);
+            for (int w = 0, i = tid; i < dv; w++, i += THREADS) to[i] = acc[h][w];
+            if (tid == 0) { to[dv] = top[h]; to[dv + 1] = total[h]; }
+        }
+        if (!last_of(n_runs, tickets + (int64_t) blockIdx.y * gridDim.z + blockIdx.z)) return;
+    }
     for (int h = 0; h < n; h++) {
         const int head = head0 + h;
-        if (!part) {
-            float m = top[h], sum = total[h], scale = 1.0f;
-            if (sinks.data) {
-                const float sink = *(const float *) (sinks.data + head * sinks.nb[0]), both = fmaxf(m, sink);
-                scale = expf(m - both); sum = sum * scale + expf(sink - both);
-            }
-            for (int w = 0, i = tid; i < dv; w++, i += THREADS) *(float *) at(dst, i, head, token, stream) = sum > 0.0f ? acc[h][w] * scale / sum : 0.0f;
-        } else {
-            float * out = part + (((int64_t) blockIdx.x * dst.ne[3] + stream) * dst.ne[2] + token) * n_head * (dv + 2) + head * (dv + 2);
-            for (int w = 0, i = tid; i < dv; w++, i += THREADS) out[i] = acc[h][w];
-            if (tid == 0) { out[dv] = top[h]; out[dv + 1] = total[h]; }
+        const volatile float * runs = part + (row + h) * n_runs * (dv + 2);
+        const float sink = sinks.data ? *(const float *) (sinks.data + head * sinks.nb[0]) : -INFINITY;
+        float m = fmaxf(top[h], sink), sum = 0.0f;
+        if (n_runs > 1) for (int r = 0; r < n_runs; r++) m = fmaxf(m, runs[r * (dv + 2) + dv]);
+        if (m == -INFINITY) m = 0.0f;
+        if (n_runs == 1) sum = total[h] * expf(top[h] - m);
+        else for (int r = 0; r < n_runs; r++) sum += runs[r * (dv + 2) + dv + 1] * expf(runs[r * (dv + 2) + dv] - m);
+        sum += expf(sink - m);
+        for (int w = 0, i = tid; i < dv; w++, i += THREADS) {
+            float v = 0.0f;
+            if (n_runs == 1) v = acc[h][w] * expf(top[h] - m);
+            else for (int r = 0; r < n_runs; r++) v += runs[r * (dv + 2) + i] * expf(runs[r * (dv + 2) + dv] - m);
+            v = sum > 0.0f ? v / sum : 0.0f;
+            if (out.floats) *(float *) at(dst, i, head, token, stream) = v;
+            if (out.q) quantize32(v, out.q + (row + h) * dv + i / 32 * 32, out.s + ((row + h) * dv + i) / 32);
         }
     }
 }
-KERNEL attend_1(Tensor dst, Tensor q, Tensor k, Tensor v, Tensor mask, Tensor sinks, int mask_type, Attention p, float * part) {
-    attend<1>(dst, q, k, v, mask, sinks, mask_type, p, part);
+KERNEL attend_1(Tensor dst, Tensor q, Tensor k, Tensor v, Tensor mask, Tensor sinks, int mask_type, Attention p, float * part, int * tickets, Out out) {
+    attend<1>(dst, q, k, v, mask, sinks, mask_type, p, part, tickets, out);
 }
-KERNEL attend_2(Tensor dst, Tensor q, Tensor k, Tensor v, Tensor mask, Tensor sinks, int mask_type, Attention p, float * part) {
-    attend<2>(dst, q, k, v, mask, sinks, mask_type, p, part);
+KERNEL attend_2(Tensor dst, Tensor q, Tensor k, Tensor v, Tensor mask, Tensor sinks, int mask_type, Attention p, float * part, int * tickets, Out out) {
+    attend<2>(dst, q, k, v, mask, sinks, mask_type, p, part, tickets, out);
 }
-KERNEL attend_4(Tensor dst, Tensor q, Tensor k, Tensor v, Tensor mask, Tensor sinks, int mask_type, Attention p, float * part) {
-    attend<4>(dst, q, k, v, mask, sinks, mask_type, p, part);
+KERNEL attend_4(Tensor dst, Tensor q, Tensor k, Tensor v, Tensor mask, Tensor sinks, int mask_type, Attention p, float * part, int * tickets, Out out) {
+    attend<4>(dst, q, k, v, mask, sinks, mask_type, p, part, tickets, out);
 }
-KERNEL attend_8(Tensor dst, Tensor q, Tensor k, Tensor v, Tensor mask, Tensor sinks, int mask_type, Attention p, float * part) {
-    attend<8>(dst, q, k, v, mask, sinks, mask_type, p, part);
+KERNEL attend_8(Tensor dst, Tensor q, Tensor k, Tensor v, Tensor mask, Tensor sinks, int mask_type, Attention p, float * part, int * tickets, Out out) {
+    attend<8>(dst, q, k, v, mask, sinks, mask_type, p, part, tickets, out);
 }

@@ -20,7 +20,7 @@ __device__ __forceinline__ void measure(const Norm & p, const char * x, int64_t 
 }
 
 // dst = norm(x) * w + b in dst's row r; w and b repeat. `write`: as floats; q and s: as bytes, where they have a place.
-__device__ __forceinline__ void normalize(const Tensor & dst, const Tensor & x, const Tensor & w, const Tensor & b, const Norm & p, int64_t r,
+__device__ __forceinline__ void norm_row(const Tensor & dst, const Tensor & x, const Tensor & w, const Tensor & b, const Norm & p, int64_t r,
                                           bool write, char * q, Scale * s) {
     const Index row = row_index(dst, r);
     const char * from = at(x, row), * by = w.data ? at_repeated(w, row) : nullptr, * plus = b.data ? at_repeated(b, row) : nullptr;
@@ -39,8 +39,8 @@ __device__ __forceinline__ void normalize(const Tensor & dst, const Tensor & x, 
 }
 
 // grid: rows; block: a multiple of 32
-KERNEL norm(Tensor dst, Tensor x, Tensor w, Tensor b, Norm p, Tensor next, Tensor next_w, Tensor next_b, Norm next_p, int write, char * q, Scale * s) {
-    if (!next.data) { normalize(dst, x, w, b, p, blockIdx.x, write, q, s); return; }
-    normalize(dst, x, w, b, p, blockIdx.x, true, nullptr, nullptr);
-    normalize(next, dst, next_w, next_b, next_p, blockIdx.x, write, q, s);
+KERNEL normalize(Tensor dst, Tensor x, Tensor w, Tensor b, Norm p, Tensor next, Tensor next_w, Tensor next_b, Norm next_p, int write, char * q, Scale * s) {
+    if (!next.data) { norm_row(dst, x, w, b, p, blockIdx.x, write, q, s); return; }
+    norm_row(dst, x, w, b, p, blockIdx.x, true, nullptr, nullptr);
+    norm_row(next, dst, next_w, next_b, next_p, blockIdx.x, write, q, s);
 }
