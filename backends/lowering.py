@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from ggraph.tensor import Tensor
+from ggraph.tensor import Tensor, strides
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,11 @@ class Readers:
     def chained(self, run: Sequence[Tensor]) -> bool:
         """Each node but the last is read by the next one and by nothing else."""
         return all(self.of(a) == [b] for a, b in pairwise(run))
+
+
+def packed(x: Tensor) -> bool:
+    """Contiguous, whatever is written in the strides of axes of one element."""
+    return all(n == 1 or a == b for n, a, b in zip(x.ne, x.nb, strides(x.type, x.ne)))
 
 
 def apart(dst: Tensor, *sources: Tensor) -> bool:

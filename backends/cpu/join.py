@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ggraph.size import terms_of
 from ggraph.tensor import Tensor
 
-from ..lowering import extent
-from .layout import ANYHOW, COLUMNS, TOKENS, packed
+from ..lowering import extent, packed
+from .layout import ANYHOW, COLUMNS, TOKENS
 
 if TYPE_CHECKING:
     from .lower import Cuts, Field, Step

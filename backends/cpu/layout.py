@@ -7,7 +7,7 @@ Sizes are read when a kernel runs, and strides of axes of one element are never 
 from __future__ import annotations
 
 from ggraph import dtypes
-from ggraph.tensor import Tensor, strides
+from ggraph.tensor import Tensor
 
 from .kernel import inline, simd
 
@@ -27,11 +27,6 @@ def in_rows(*tensors: Tensor) -> bool:
 def f32_rows(*tensors: Tensor) -> bool:
     """F32, the elements of each row side by side."""
     return all(t.type is dtypes.F32 for t in tensors) and in_rows(*tensors)
-
-
-def packed(x: Tensor) -> bool:
-    """Contiguous, whatever is written in the strides of axes of one element."""
-    return all(n == 1 or a == b for n, a, b in zip(x.ne, x.nb, strides(x.type, x.ne)))
 
 
 def shaped(x: Tensor, ne: tuple[int, ...]) -> Tensor:

@@ -55,7 +55,7 @@ def wish(flow: Flow, x: Tensor, group: tuple[Tensor, ...], floats: bool = False)
     """How the readers of x, the last result of a group of nodes, want it; `floats`: they are wanted anyway."""
     readers = flow.readers.of(x)
     usual = Wish(True, False)
-    if x.view_src is not None or x in flow.changed or not x.contiguous or not f32(x) or x.ne[0] % 32:
+    if flow.single or x.view_src is not None or x in flow.changed or not x.contiguous or not f32(x) or x.ne[0] % 32:
         return usual
     products = [r for r in flow.readers.reads.get(x, []) if multiplies(r) and content(r.src[1]) is x]
     if not products:

@@ -25,6 +25,7 @@ class Flow:
         self.changed = {n.view_src for n in nodes if n.view_src is not None and n.op not in VIEWS}      # written more than once
         self.at = 0
         self.done: set[Tensor] = set()
+        self.single = False                     # what is lowered now stands for no fusion, and leaves floats
         self._extents: dict[Tensor, Span] = {}
 
     def __iter__(self) -> Iterator[Tensor]:

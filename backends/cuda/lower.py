@@ -77,6 +77,9 @@ Arg = Tensor | Scratch | int | float | None | tuple[Any, ...]
 Condition = tuple[int, int, int]                 # run only if the first, which may depend on the batch, is from .. to ..
 
 
+MAX_CONDITIONS = 2
+
+
 @dataclass(eq=False)
 class Launch:
     kernel: Kernel
@@ -84,7 +87,7 @@ class Launch:
     block: Dim
     shared: int
     args: tuple[Arg, ...]
-    condition: Condition | None
+    conditions: tuple[Condition, ...]
     nodes: tuple[Tensor, ...] = ()
 
 
@@ -97,24 +100,33 @@ class Emit(ScratchMemory):
         self.launches: list[Launch] = []
         self.turn = 0                            # which of two areas for activations was last written
         self.only_packed: set[Tensor] = set()    # whose floats were left out
-        self._condition: Condition | None = None
+        self._conditions: tuple[Condition, ...] = ()
 
     def __call__(self, kernel: Kernel, *args: Arg, grid: Sequence[int | Blocks], block: int = 256, shared: int = 0) -> None:
         """Add a launch. `grid` has up to three axes, numbers of blocks or `Blocks`; `shared` counts bytes."""
         whole = [b if isinstance(b, Blocks) else Blocks(b) for b in (*grid, *(1,) * (3 - len(grid)))]
-        self.launches.append(Launch(kernel, (whole[0], whole[1], whole[2]), (block, 1, 1), shared, args, self._condition))
+        self.launches.append(Launch(kernel, (whole[0], whole[1], whole[2]), (block, 1, 1), shared, args, self._conditions))
+
+    def alone(self, *nodes: Tensor) -> None:
+        """Nodes as if they were not fused, in order; for sizes at which a fusion does not pay."""
+        self.flow.single = True
+        for node in sorted(nodes, key=self.flow.order.__getitem__):
+            assert LOWERINGS[node.op](self, node), node
+        self.flow.single = False
 
     @contextmanager
     def when(self, n: int, least: int, most: int = 1 << 62) -> Iterator[None]:
-        """What is launched within runs only where n, a size of the batch, is from `least` to `most`."""
+        """What is launched within runs only where n, a size of the batch, is from `least` to `most`. Up to two may be nested."""
         if type(n) is int and not least <= n <= most:
             before = len(self.launches)
             yield
             del self.launches[before:]
             return
-        self._condition = (n, least, most)
+        outer = self._conditions
+        self._conditions = (*outer, (n, least, most))
+        assert len(self._conditions) <= MAX_CONDITIONS
         yield
-        self._condition = None
+        self._conditions = outer
 
 
 def lower(nodes: Sequence[Tensor], keep: frozenset[Tensor]) -> Emit:

@@ -188,17 +188,6 @@ def _float(emit: Emit, node: Tensor, a: Tensor, b: Tensor) -> bool:
     return True
 
 
-@lowers("mul_mat_id")
-def mul_mat_id(emit: Emit, node: Tensor) -> bool:
-    a, b, ids = node.src
-    grid = (Blocks(a.ne[1], WARPS), node.ne[1], node.ne[2])
-    if multiplies(node):
-        emit(typed("experts", "matvec_id", a.type), node, a, ids, *quantized(emit, b), b.ne[1], grid=grid, block=128)
-        return True
-    emit(typed("matfloat", "matvec_id", a.type), node, a, b, ids, b.type.id, grid=grid, block=128)
-    return plain(a, b)
-
-
 @lowers("out_prod")
 def out_prod(emit: Emit, node: Tensor) -> bool:
     a, b = node.src

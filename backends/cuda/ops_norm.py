@@ -1,6 +1,7 @@
 """Norms, and the fusions that begin with one: times a weight, plus a bias or the residual, the next norm, 8-bit activations.
 
     rms_norm mul                        -> a norm of a pre-norm model
+    rms_norm mul silu mul               -> with a gate (delta nets)
     rms_norm mul add                    -> with a bias, or the residual behind a norm
     add rms_norm mul                    -> the residual, where no product could take it
     rms_norm mul add rms_norm mul       -> between the blocks of a model with norms on both sides (gemma)
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ggraph.ops import UNARY
 from ggraph.tensor import Tensor
 
 from ..lowering import apart
@@ -20,6 +22,7 @@ from .lower import Emit, Fusion, fuses, lowers
 
 NORMS = {"norm": 0, "rms_norm": 1, "l2_norm": 2}
 AS_IT_IS = 3
+NO_GATE: tuple[int, Tensor | None] = (0, None)
 
 
 class Stage(NamedTuple):
@@ -27,26 +30,23 @@ class Stage(NamedTuple):
     nodes: tuple[Tensor, ...]
     x: Tensor
     kind: tuple[int, float]
-    weight: Tensor | None
-    plus: Tensor | None
+    weight: Tensor | None = None
+    plus: Tensor | None = None
+    gate: tuple[int, Tensor | None] = NO_GATE
 
     @property
     def dst(self) -> Tensor:
         return self.nodes[-1]
 
     @property
-    def args(self) -> tuple[Tensor | None, ...]:
-        return self.x, self.weight, self.plus
-
-    @property
     def sources(self) -> list[Tensor]:
-        return [t for t in self.args if t is not None]
+        return [t for t in (self.x, self.weight, self.plus, self.gate[1]) if t is not None]
 
 
 def _enter(name: str) -> None:
     @lowers(name)
     def lower(emit: Emit, node: Tensor) -> bool:
-        _emit(emit, Stage((node,), node.src[0], _kind(node), None, None), None, True)
+        _emit(emit, Stage((node,), node.src[0], _kind(node)), None, True)
         return f32(node, node.src[0])
 
 
@@ -59,9 +59,9 @@ def _kind(node: Tensor) -> tuple[int, float]:
 
 
 def _emit(emit: Emit, stage: Stage, after: Stage | None, floats: bool, place: Bytes = NOWHERE) -> None:
-    second = (after.dst, after.weight, after.plus, after.kind) if after else (None, None, None, (AS_IT_IS, 0.0))
-    emit(Kernel("norm", "normalize"), stage.dst, *stage.args, stage.kind, *second, int(floats), *place, grid=rows(stage.dst),
-         block=threads(stage.dst.ne[0]))
+    second = (after.dst, after.weight, after.kind) if after else (None, None, (AS_IT_IS, 0.0))
+    emit(Kernel("norm", "normalize"), stage.dst, stage.x, stage.weight, stage.gate, stage.plus, stage.kind, *second, int(floats),
+         *place, grid=rows(stage.dst), block=threads(stage.dst.ne[0]))
 
 
 @fuses(*NORMS)
@@ -76,13 +76,13 @@ def added(flow: Flow, node: Tensor) -> Fusion | None:
     a, b = node.src
     if not (f32(node, a, b) and node.ne == a.ne == b.ne and apart(node, a, b)):
         return None
-    fusion = _fusion(flow, Stage((node,), a, (AS_IT_IS, 0.0), None, b))
+    fusion = _fusion(flow, Stage((node,), a, (AS_IT_IS, 0.0), plus=b))
     return fusion if fusion and len(fusion.nodes) > 1 else None
 
 
 def _stage(flow: Flow, node: Tensor, before: tuple[Tensor, ...] = ()) -> Stage | None:
     """A norm, times a weight, plus something unless there is a stage `before`."""
-    nodes, weight, plus = [node], None, None
+    nodes, weight, plus, gate = [node], None, None, NO_GATE
     mul = flow.next(node, "mul")
     if mul is not None and mul.src[0] is node and _row(mul.src[1], node):
         nodes, weight = [node, mul], mul.src[1]
@@ -91,9 +91,20 @@ def _stage(flow: Flow, node: Tensor, before: tuple[Tensor, ...] = ()) -> Stage |
             other = add.src[1] if add.src[0] is mul else add.src[0]
             if same(add, node) and other.root is not node and _row(other, node) and flow.can_run(node, mul, add):
                 nodes, plus = [node, mul, add], other
-    stage = Stage(tuple(nodes), node.src[0], _kind(node), weight, plus)
+        elif not before and (gate_nodes := _gated(flow, mul)) and flow.can_run(node, mul, *gate_nodes):
+            nodes, gate = [node, mul, *gate_nodes], (UNARY.index(gate_nodes[0].op), gate_nodes[0].src[0])
+    stage = Stage(tuple(nodes), node.src[0], _kind(node), weight, plus, gate)
     fits = f32(*nodes, *stage.sources) and apart(stage.dst, *stage.sources) and flow.can_run(*before, *nodes)
     return stage if fits else None
+
+
+def _gated(flow: Flow, mul: Tensor) -> tuple[Tensor, ...]:
+    """(the activation of a gate, its product with what `mul` gives), where that is next."""
+    product = flow.next(mul, "mul")
+    act = product.src[1] if product is not None and product.src[0] is mul else None
+    if product is None or act is None or act.op not in UNARY or flow.next(act, "mul") is not product or act in flow.done:
+        return ()
+    return (act, product) if act in flow.order and act.ne == product.ne == act.src[0].ne == mul.ne else ()
 
 
 def _row(x: Tensor, norm: Tensor) -> bool:

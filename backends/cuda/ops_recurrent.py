@@ -13,7 +13,7 @@ MAX_HEAD = 1024             # threads of a block
 
 @lowers("ssm_conv")
 def ssm_conv(emit: Emit, node: Tensor) -> bool:
-    emit(Kernel("recurrent", "ssm_conv"), node, *node.src, grid=elements(node))
+    emit(Kernel("conv", "ssm_conv"), node, *node.src, grid=elements(node))
     return f32(*node.src)
 
 
@@ -28,7 +28,7 @@ def ssm_scan(emit: Emit, node: Tensor) -> bool:
 @lowers("gated_delta_net")
 def gated_delta_net(emit: Emit, node: Tensor) -> bool:
     v = node.src[2]
-    emit(Kernel("recurrent", "gated_delta_net"), node, *node.src, node.params["n_snapshots"],
+    emit(Kernel("delta", "gated_delta_net"), node, *node.src, node.params["n_snapshots"],
          grid=(Blocks(v.ne[0], 4), v.ne[1], v.ne[3]), block=128)
     return f32(*node.src) and v.ne[0] <= MAX_STATE
 

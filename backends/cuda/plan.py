@@ -21,7 +21,7 @@ from ggraph.tensor import Tensor
 
 from ..lowering import Scratch
 from .device import LARGEST_ARG, Dim
-from .lower import Arg, Launch, lower
+from .lower import MAX_CONDITIONS, Arg, Condition, Launch, lower
 
 if TYPE_CHECKING:
     from . import Cuda
@@ -60,14 +60,14 @@ class Compiled:
                 numbers += self._words(arg)
         self.n_args = len(numbers)
         for launch in self.launches:
-            numbers += [blocks.n for blocks in launch.grid] + [launch.condition[0] if launch.condition else 0]
+            numbers += [blocks.n for blocks in launch.grid] + [n for n, _, _ in padded(launch.conditions)]
         self.sizes = Sizes([*numbers, *[0] * PAST_END])                           # whoever copies an argument may read beyond it
         base = self.sizes.numbers.ctypes.data
         self.args = [np.array([base + 8 * i for i in s], np.uint64) for s in starts]
         self._each = np.array([[b.each for b in launch.grid] for launch in self.launches], np.int64).reshape(-1, 3)
         self._numbers = self.sizes.numbers
-        limits = [launch.condition[1:] if launch.condition else (0, 1 << 62) for launch in self.launches]
-        self._limits = np.array(limits, np.int64).reshape(-1, 2)
+        limits = [[c[1:] for c in padded(launch.conditions)] for launch in self.launches]
+        self._limits = np.array(limits, np.int64).reshape(-1, MAX_CONDITIONS, 2)
 
     def _words(self, arg: Arg) -> list[int]:
         if isinstance(arg, Tensor):
@@ -86,9 +86,10 @@ class Compiled:
     def _take_sizes(self) -> None:
         """Grids, and which launches run, for the numbers as they are."""
         assert self.sizes is not None
-        rows = self._numbers[self.n_args:-PAST_END].reshape(-1, 4)
+        rows = self._numbers[self.n_args:-PAST_END].reshape(-1, 3 + MAX_CONDITIONS)
         grids = -(-rows[:, :3] // self._each)
-        runs = (grids > 0).all(1) & (rows[:, 3] >= self._limits[:, 0]) & (rows[:, 3] <= self._limits[:, 1])
+        holds = np.logical_and(rows[:, 3:] >= self._limits[..., 0], rows[:, 3:] <= self._limits[..., 1])
+        runs = np.logical_and((grids > 0).all(1), holds.all(1))
         self.active: list[tuple[Launch, Dim, np.ndarray]] = [
             (launch, (g[0], g[1], g[2]), args) for launch, g, args, run in
             zip(self.launches, grids.tolist(), self.args, runs.tolist()) if run]
@@ -153,6 +154,11 @@ class Compiled:
             self.device.launch(launch.kernel, grid, launch.block, launch.shared, args)
             self.device.sync()
             times.append(NodeTime(launch.nodes, time.perf_counter() - start))
+
+
+def padded(conditions: tuple[Condition, ...]) -> list[Condition]:
+    """With conditions that always hold."""
+    return [*conditions, *[(0, 0, 1 << 62)] * (MAX_CONDITIONS - len(conditions))]
 
 
 def tensors(args: tuple[Arg, ...]) -> Iterator[Tensor]:

@@ -1,6 +1,7 @@
-// Norms of rows with what the graph does to them next: times a weight, plus another tensor, and the norm of that. The last result is written
+// Norms of rows with what the graph does to them next: times a weight, times a gate, plus another tensor, and the norm of that. The last result is written
 // as floats, as 8-bit activations of the products that read it, or both. One block per row; a thread reads and writes its own elements.
 #include "activation.cuh"
+#include "unary.cuh"
 
 enum Kind { MEAN_VARIANCE, RMS, L2, AS_IT_IS };
 struct Norm { int64_t kind; float eps, pad; };
@@ -19,11 +20,14 @@ __device__ __forceinline__ void measure(const Norm & p, const char * x, int64_t 
     scale = p.kind == L2 ? 1.0f / fmaxf(sqrtf(sum), p.eps) : 1.0f / sqrtf(sum / n + p.eps);
 }
 
-// dst = norm(x) * w + b in dst's row r; w and b repeat. `write`: as floats; q and s: as bytes, where they have a place.
-__device__ __forceinline__ void norm_row(const Tensor & dst, const Tensor & x, const Tensor & w, const Tensor & b, const Norm & p, int64_t r,
-                                          bool write, char * q, Scale * s) {
+struct Gate { int64_t op; Tensor x; };                                    // op(x)
+
+// dst = norm(x) * w * gate + b in dst's row r; w and b repeat. `write`: as floats; q and s: as bytes, where they have a place.
+__device__ __forceinline__ void norm_row(const Tensor & dst, const Tensor & x, const Tensor & w, const Gate & gate, const Tensor & b, const Norm & p,
+                                         int64_t r, bool write, char * q, Scale * s) {
     const Index row = row_index(dst, r);
     const char * from = at(x, row), * by = w.data ? at_repeated(w, row) : nullptr, * plus = b.data ? at_repeated(b, row) : nullptr;
+    const char * by_gate = gate.x.data ? at(gate.x, row) : nullptr;
     char * to = at(dst, row);
     const int n = (int) x.ne[0];
     float mean, scale;
@@ -32,6 +36,7 @@ __device__ __forceinline__ void norm_row(const Tensor & dst, const Tensor & x, c
         float v = *(const float *) (from + i * x.nb[0]);
         if (p.kind != AS_IT_IS) v = __fmul_rn(v - mean, scale);
         if (by) v = __fmul_rn(v, *(const float *) (by + i * w.nb[0]));
+        if (by_gate) v = __fmul_rn(v, apply((int) gate.op, *(const float *) (by_gate + i * gate.x.nb[0]), 0.0f, 0.0f));
         if (plus) v = __fadd_rn(v, *(const float *) (plus + i * b.nb[0]));
         if (write) *(float *) (to + i * dst.nb[0]) = v;
         if (q) quantize32(v, q + r * n + i / 32 * 32, s + (r * n + i) / 32);
@@ -39,8 +44,9 @@ __device__ __forceinline__ void norm_row(const Tensor & dst, const Tensor & x, c
 }
 
 // grid: rows; block: a multiple of 32
-KERNEL normalize(Tensor dst, Tensor x, Tensor w, Tensor b, Norm p, Tensor next, Tensor next_w, Tensor next_b, Norm next_p, int write, char * q, Scale * s) {
-    if (!next.data) { norm_row(dst, x, w, b, p, blockIdx.x, write, q, s); return; }
-    norm_row(dst, x, w, b, p, blockIdx.x, true, nullptr, nullptr);
-    norm_row(next, dst, next_w, next_b, next_p, blockIdx.x, write, q, s);
+KERNEL normalize(Tensor dst, Tensor x, Tensor w, Gate gate, Tensor b, Norm p, Tensor next, Tensor next_w, Norm next_p, int write, char * q, Scale * s) {
+    if (!next.data) { norm_row(dst, x, w, gate, b, p, blockIdx.x, write, q, s); return; }
+    const Gate no_gate = {}; const Tensor nothing = {};
+    norm_row(dst, x, w, gate, b, p, blockIdx.x, true, nullptr, nullptr);
+    norm_row(next, dst, next_w, no_gate, nothing, next_p, blockIdx.x, write, q, s);
 }
