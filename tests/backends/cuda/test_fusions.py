@@ -9,7 +9,7 @@ import pytest
 
 import ggraph
 from ggraph import ops
-from ggraph.dtypes import F16, Q4_K, Q6_K, Q8_0, DType
+from ggraph.dtypes import F16, F32, Q4_K, Q6_K, Q8_0, DType
 from ggraph.tensor import Tensor
 from tests.backends.cuda.graphs import Array, both, decode, deep, model, run, unfused
 from tests.backends.opcase import Build
@@ -40,7 +40,7 @@ def test_a_norm_and_the_products_that_read_it_are_two_launches(present: dict[str
     fused, plain, few, many = both(attention_inputs, present)
     assert same(fused, plain)
     assert len(few) == 2 and few[0] == "normalize" and few[1].startswith("matvec")
-    assert len(many) == 8
+    assert len(many) == 7
 
 
 def test_for_many_columns_each_product_is_a_launch_with_its_sums() -> None:
@@ -105,7 +105,7 @@ def test_what_is_read_after_the_split_is_written() -> None:
         (plain, plain_normed), _ = run(lambda g: [linear(g, ops.mul(ops.rms_norm(g.f32(256, 4), 1e-6), g.f32(256)), 64)], keep=[1])
     assert kernels == ["normalize", "matvec_4"] and same([value, normed], [plain, plain_normed])
     (_, norm), kernels = run(lambda g: [linear(g, ops.mul(ops.rms_norm(g.f32(256, 4), 1e-6), g.f32(256)), 64)], keep=[0])
-    assert kernels == ["normalize", "binary", "quantize", "matvec_4"] and np.isfinite(norm).all()
+    assert kernels == ["normalize", "chain", "matvec_4"] and np.isfinite(norm).all()
 
 
 # --- heads
@@ -137,9 +137,107 @@ def test_all_between_products_and_attention_is_one_launch(form: dict[str, object
     assert len(few) == 2 and few[0] == "heads" and few[1].startswith("attend")
 
 
+# --- experts
+
+def experts(g: Build, gating: str = "soft_max", bias: bool = False, factor: float = 1.0, choice_bias: bool = False) -> list[Tensor]:
+    n_expert, n_used, n = 6, 3, g.n_tokens
+    x = ops.mul(ops.rms_norm(g.f32(256, n), 1e-6), g.f32(256))
+    logits = ops.mul_mat(g.f32(256, n_expert), x)
+    probs = logits if gating == "after" else ops.sqrt(ops.softplus(logits)) if gating == "softplus" else ops.OPS[gating](logits)
+    chosen = ops.top_k(ops.add(probs, g.f32(n_expert)) if choice_bias else probs, n_used)
+
+    def product(y: Tensor, n_out: int, type: DType = Q4_K) -> Tensor:
+        z = ops.mul_mat_id(g.any(type, y.ne[0], n_out, n_expert), y, chosen)
+        return ops.add_id(z, g.f32(n_out, n_expert), chosen) if bias else z
+    y = ops.reshape(x, (256, 1, n))
+    down = product(ops.swiglu(product(y, 256), product(y, 256, Q6_K)), 64)
+    weights = ops.reshape(ops.get_rows(ops.reshape(probs, (1, n_expert, n)), chosen), (n_used, n))
+    if gating == "after":
+        weights = ops.soft_max(weights)
+    else:
+        weights = ops.div(weights, ops.clamp(ops.sum_rows(weights), 1e-5, float("inf")))
+    weights = ops.scale(weights, factor) if factor != 1 else weights
+    parts = ops.mul(down, ops.reshape(weights, (1, n_used, n)))
+    total, *rest = (ops.view(parts, (64, n), (parts.nb[2],), i * parts.nb[1]) for i in range(n_used))
+    for part in rest:
+        total = ops.add(total, part)
+    return [ops.add(total, g.f32(64, n))]
+
+
+@pytest.mark.parametrize("form", [{}, {"gating": "sigmoid", "choice_bias": True, "factor": 2.5}, {"gating": "softplus"},
+                                  {"gating": "after", "bias": True}])
+def test_a_mixture_of_experts_is_a_router_and_two_products(form: dict[str, object]) -> None:
+    for present in SIZES:
+        fused, plain, few, _ = both(lambda g: experts(g, **form), present)                    # type: ignore[arg-type]
+        assert same(fused, plain)
+        assert few[2:] == ["sort" if form.get("gating") == "after" else "route", "gated_id", "weighted_id"]
+
+
+def test_many_tokens_of_experts_give_the_same() -> None:
+    fused, plain, _, _ = both(lambda g: experts(g), {"n_tokens": 7, "n_kv": 64})
+    wide, wide_plain, few, _ = both(lambda g: [ops.add(y, y) for y in experts(g)], {"n_tokens": 7, "n_kv": 64})
+    assert same(fused, plain) and same(wide, wide_plain) and "weighted_id" in few
+
+
+# --- recurrent layers
+
+def recurrent(g: Build, n_snapshots: int = 1, bias: bool = False) -> list[Tensor]:
+    d, n_head, n_key, taps, n, n_seqs = 32, 4, 2, 4, g.n_tokens, 2
+    channels = d * (n_head + 2 * n_key)
+    conv_cells, cells, rows = g.f32((taps - 1) * channels, 12), g.f32(d * d * n_head, 12), g.distinct(6, n_seqs)
+    new = g.leaf(rows.type, (n_seqs, n_snapshots), 6 + np.arange(n_seqs * n_snapshots, dtype=np.int32))
+
+    def to(i: int) -> Tensor:
+        return ops.view(new, (n_seqs,), (), i * new.nb[1])
+    x, back = g.f32(channels, n, n_seqs), n_snapshots - 1
+    state = ops.reshape(ops.get_rows(conv_cells, rows), (taps - 1, channels, n_seqs))
+    padded = ops.concat(ops.pad(state, (), (back,)) if back else state, ops.transpose(x), 0)
+    kept = [ops.view(padded, state.ne[:3], padded.nb[1:3], (n + (back - i)) * padded.nb[0]) for i in range(n_snapshots)]
+    kept = [ops.set_rows(conv_cells, ops.cont(k, ((taps - 1) * channels, n_seqs)), to(i)) for i, k in enumerate(kept)]
+    window = ops.view(padded, (taps - 1 + n, channels, n_seqs), padded.nb[1:3], back * padded.nb[0])
+    y = ops.ssm_conv(window, g.f32(taps, channels))
+    y = ops.silu(ops.add(y, g.f32(channels)) if bias else y)
+
+    def heads_of(first: int, n_of: int) -> Tensor:
+        return ops.view(y, (d, n_of, n, n_seqs), (4 * d, y.nb[1], y.nb[2]), 4 * d * first)
+    q, k = (ops.scale(ops.rms_norm(heads_of(i * n_key, n_key), 1e-6 / d), d ** -0.5) for i in (0, 1))
+    decay = g.leaf(F32, (n_head,), -np.ones(n_head, np.float32))
+    gate = ops.mul(ops.softplus(ops.add(g.f32(n_head, n * n_seqs), g.f32(n_head))), decay)
+    beta = ops.sigmoid(g.f32(1, n_head, n, n_seqs))
+    before = ops.reshape(ops.get_rows(cells, rows), (d, d, n_head, n_seqs))
+    v = heads_of(2 * n_key, n_head)
+    out = ops.gated_delta_net(q, k, v, ops.reshape(gate, (1, n_head, n, n_seqs)), beta, before, n_snapshots)
+    size, y_size = d * d * n_head, d * n_head * n * n_seqs
+    states = [ops.view(out, (size, n_seqs), (4 * size,), 4 * (y_size + i * n_seqs * size)) for i in range(n_snapshots)]
+    stored = [ops.set_rows(cells, s, to(i)) for i, s in enumerate(states)]
+    read = ops.view(out, (d, n_head, n, n_seqs), (4 * d, 4 * d * n_head, 4 * d * n_head * n))
+    z = ops.mul(ops.mul(ops.rms_norm(read, 1e-6), g.f32(d)), ops.silu(g.f32(d, n_head, n, n_seqs)))
+    return [*kept, *stored, linear(g, ops.reshape(z, (d * n_head, n * n_seqs)), 32, Q8_0)]
+
+
+@pytest.mark.parametrize("present", SIZES)
+@pytest.mark.parametrize("form", [{}, {"n_snapshots": 3}, {"bias": True}])
+def test_a_recurrent_layer_is_a_convolution_a_rule_and_a_gated_norm(form: dict[str, int], present: dict[str, int]) -> None:
+    fused, plain, few, _ = both(lambda g: recurrent(g, **form), present)                      # type: ignore[arg-type]
+    assert same(fused, plain)
+    assert [name for name in few if name != "chain"][:3] == ["conv_going_on", "delta_going_on", "normalize"]
+
+
+# --- elements
+
+def test_a_chain_of_elementwise_ops_is_one_launch() -> None:
+    def make(g: Build) -> list[Tensor]:
+        x = g.any(F32, 64, 5, g.n_tokens)
+        y = ops.cont(ops.view(x, (64, 3, x.ne[2]), x.nb[1:3], offset=x.nb[1]), (192, x.ne[2]))
+        return [ops.scale(ops.sub(g.f32(192, x.ne[2]), ops.mul(ops.tanh(y), g.f32(192))), 3.0, 1.0)]
+    fused, plain, few, many = both(make)
+    assert same(fused, plain) and few == ["chain"] and len(many) == 5
+
+
 # --- models
 
-MODELS = ("llama-dense", "gemma3-dense", "qwen35-dense", "qwen3moe-moe", "gpt-oss-moe", "mamba2-dense")
+QUICK = ("qwen35-dense", "qwen3moe-moe")
+MODELS = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama-dense", "gemma3-dense", "gpt-oss-moe", "mamba2-dense"))]
 
 
 @pytest.fixture

@@ -13,13 +13,13 @@ PLAIN = {"F32", "F16", "BF16"}
 QUANTIZED = [t.name for t in WEIGHTS if t.name not in PLAIN]
 PACKED = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL"]
 CACHES = ["Plain<0>", "Plain<1>", "Plain<30>", *PACKED]
-TYPES = {"experts": QUANTIZED, "matmul": QUANTIZED, "unpack": QUANTIZED, "pack": PACKED, "matfloat": sorted(PLAIN)}
+TYPES = {"matmul": QUANTIZED, "unpack": QUANTIZED, "pack": PACKED, "matfloat": sorted(PLAIN)}
 MIXED = (("TYPE_0", "Q4_K"), ("TYPE_1", "Q5_K"), ("TYPE_2", "Q6_K"))                # as in files of mixed types
 QUICK = {"Q4_K", "F16", "Q8_0", "Plain<1>"}
 
 
 def variants(file: str) -> list[source.Defines]:
-    if file in ("matvec", "gated"):
+    if file in ("matvec", "gated", "experts"):
         return [*((("TYPE_0", t),) for t in QUANTIZED), MIXED]
     if file in ("attention", "heads"):
         return [(("K_TYPE", t), ("V_TYPE", t)) for t in CACHES]
