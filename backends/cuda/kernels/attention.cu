@@ -1,19 +1,8 @@
 // Attention as one op. K and V of types K_TYPE and V_TYPE: a quantized type of quants.cuh, or a Plain<number>.
 // A block has one token, up to 8 query heads that share a KV head, and a run of cells (split KV): the block that comes last joins the runs.
-#include "activation.cuh"
-#include "quants.cuh"
+#include "attention.cuh"
 
-template <int T> struct Plain {
-    static const int BLOCK = 1, BYTES = T == F32 ? 4 : 2;
-    __device__ static float element(const char * b, int) { return load(T, b); }
-};
-template <class T> __device__ __forceinline__ float element(const char * row, int i) {
-    return T::element(row + i / T::BLOCK * T::BYTES, i % T::BLOCK);
-}
 const int THREADS = 128, HEADS = 8, CELLS = 128;                         // cells that a block takes at a time, one per thread
-
-struct Attention { float scale, pad0, max_bias, pad1, softcap, pad2; int64_t cells_each; };
-struct Out { int64_t floats; char * q; Scale * s; };                      // to dst as floats, and as 8-bit activations where these have a place
 
 // Whether this is the last of n blocks that draw at a ticket: then it sees what the others wrote. The ticket is as before again.
 __device__ __forceinline__ bool last_of(int n, int * ticket) {
@@ -27,13 +16,6 @@ __device__ __forceinline__ bool last_of(int n, int * ticket) {
     __syncthreads();
     __threadfence();
     return last;
-}
-
-__device__ __forceinline__ float slope(int h, int n_head, float max_bias) {
-    if (max_bias <= 0.0f) return 1.0f;
-    int n = 1;
-    while (2 * n <= n_head) n *= 2;
-    return h < n ? powf(2.0f, -max_bias / n * (h + 1)) : powf(2.0f, -max_bias / 2 / n * (2 * (h - n) + 1));
 }
 
 template <class K> __device__ __forceinline__ float dot(const char * k, const float * q, int d) {
@@ -77,9 +59,7 @@ template <int WIDTH> __device__ __forceinline__ void attend(const Tensor & dst, 
         for (int h = 0; h < n; h++) {
             float s = -INFINITY;
             if (bias > -INFINITY) {
-                s = dot<K_TYPE>(k0 + cell * k.nb[1], queries + h * dk, dk) * (p.softcap != 0.0f ? p.scale / p.softcap : p.scale);
-                if (p.softcap != 0.0f) s = p.softcap * tanhf(s);
-                s += slope(head0 + h, n_head, p.max_bias) * bias;
+                s = score(dot<K_TYPE>(k0 + cell * k.nb[1], queries + h * dk, dk), p, slope(head0 + h, n_head, p.max_bias) * bias);
             }
             scores[h * CELLS + tid] = s;
         }

@@ -42,7 +42,7 @@ def run(make: Make, present: Mapping[str, int] = LARGEST, keep: Collection[int] 
     """What `make` returns as arrays, and the kernels that ran. Of all results (and of those kept, counted among the computed nodes)
     the bytes are read after the run."""
     cuda = Cuda(Emulator())
-    g = Build(cuda, 3, present)
+    g = Build(cuda, 3, present, {name: max(n, present[name]) for name, n in LARGEST.items()})
     results = make(g)
     nodes = list(dict.fromkeys(n for r in results for n in nodes_of(r)))
     for node in nodes:

@@ -237,7 +237,8 @@ def test_a_chain_of_elementwise_ops_is_one_launch() -> None:
 # --- models
 
 QUICK = ("qwen35-dense", "qwen3moe-moe")
-MODELS = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama-dense", "gemma3-dense", "gpt-oss-moe", "mamba2-dense"))]
+MORE = ("llama-dense", "gemma3-dense", "gpt-oss-moe", "mamba2-dense")
+MODELS = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)]
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ QUICK = {"Q4_K", "F16", "Q8_0", "Plain<1>"}
 def variants(file: str) -> list[source.Defines]:
     if file in ("matvec", "gated", "experts"):
         return [*((("TYPE_0", t),) for t in QUANTIZED), MIXED]
-    if file in ("attention", "heads"):
+    if file in ("attention", "attention_tile", "heads"):
         return [(("K_TYPE", t), ("V_TYPE", t)) for t in CACHES]
     return [(("TYPE", t),) for t in TYPES[file]] if file in TYPES else [()]
 
