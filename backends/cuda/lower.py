@@ -94,9 +94,10 @@ class Launch:
 class Emit(ScratchMemory):
     """Collects the launches of one split."""
 
-    def __init__(self, flow: Flow | None = None) -> None:
+    def __init__(self, flow: Flow | None = None, library: bool = False) -> None:
         super().__init__(align=256)
         self.flow = flow or Flow((), frozenset())
+        self.library = library                   # whether the device has `multiply`
         self.launches: list[Launch] = []
         self.turn = 0                            # which of two areas for activations was last written
         self.only_packed: set[Tensor] = set()    # whose floats were left out
@@ -129,10 +130,10 @@ class Emit(ScratchMemory):
         self._conditions = outer
 
 
-def lower(nodes: Sequence[Tensor], keep: frozenset[Tensor]) -> Emit:
+def lower(nodes: Sequence[Tensor], keep: frozenset[Tensor], library: bool = False) -> Emit:
     """The launches of all nodes; `keep` is read after this split. BackendError for a node that `can` does not accept."""
     flow = Flow(nodes, keep)
-    emit = Emit(flow)
+    emit = Emit(flow, library)
     for node in flow:
         before = len(emit.launches)
         fusion = longest(flow, node)

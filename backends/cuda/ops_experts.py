@@ -1,4 +1,6 @@
-"""Products with an expert for each column, and the fusions of a mixture of experts for few tokens.
+"""Products with an expert for each column, and the fusions of a mixture of experts.
+
+For few tokens each column reads its expert's matrix; for many, columns are grouped by expert.
 
     soft_max [add] top_k                                        -> the router
     mul_mat_id [add_id] of gate and up, glu                     -> one launch, its result as 8-bit activations
@@ -15,12 +17,13 @@ from ggraph.tensor import Tensor
 
 from ..lowering import apart, disjoint
 from .activation import multiplies, quantized, wanted, wish
+from .crossover import FEW, NARROW, WIDE
 from .device import Kernel
 from .flow import Flow
 from .layout import elements, f32, in_rows, plain, threads
 from .lower import Blocks, Emit, Fusion, fuses, lowers
 from .ops_glu import NUMBERS, parameters
-from .ops_matmul import FEW, WARPS
+from .ops_matmul import TILE, WARPS
 from .ops_move import typed
 
 GATING = {"soft_max": 0, "sigmoid": 1, "softplus": 2}
@@ -51,14 +54,40 @@ class Expert(NamedTuple):
 def mul_mat_id(emit: Emit, node: Tensor) -> bool:
     a, b, ids = node.src
     if multiplies(node):
-        one_by_one(emit, Expert((node,), None))
+        _products(emit, Expert((node,), None))
         return True
     grid = (Blocks(a.ne[1], WARPS), node.ne[1], node.ne[2])
     emit(typed("matfloat", "matvec_id", a.type), node, a, b, ids, b.type.id, grid=grid, block=128)
     return plain(a, b)
 
 
-def one_by_one(emit: Emit, e: Expert) -> None:
+def _products(emit: Emit, e: Expert) -> None:
+    quantized(emit, e.product.src[1])                               # whatever the number of tokens
+    with emit.when(e.product.ne[2], 1, FEW):
+        _one_by_one(emit, e)
+    with emit.when(e.product.ne[2], FEW + 1):
+        _grouped(emit, e)
+
+
+def _grouped(emit: Emit, e: Expert) -> None:
+    """Many tokens: slots grouped by expert, tiles of them. How wide these are is a matter of how many slots an expert has."""
+    a, b, ids = e.product.src
+    at, n_expert, n_used, n_tokens = quantized(emit, b), int(a.ne[2]), int(ids.ne[0]), ids.ne[1]
+    enough = NARROW * n_expert // n_used
+    for columns, least, most in ((NARROW, 1, enough), (WIDE, enough + 1, 1 << 62)):
+        n_tiles = Blocks(n_used * n_tokens + n_expert * columns, columns)
+        most_tiles = -(-int(n_tiles.n) // columns)
+        with emit.when(n_tokens, least, most):
+            tiles, held = emit.scratch(("tiles", columns), 12 * most_tiles, ids)
+            order, _ = emit.scratch(("order", columns), 4 * n_used * int(n_tokens), ids)
+            if not held:
+                emit(Kernel("group", "group"), ids, n_expert, columns, most_tiles, tiles, order, grid=(1,), block=1024,
+                     shared=8 * n_expert)
+            emit(typed("matmul", f"matmul_id_{columns}", a.type), e.last, a, e.bias, tiles, order, *at, b.ne[1],
+                 grid=(Blocks(a.ne[1], TILE), n_tiles))
+
+
+def _one_by_one(emit: Emit, e: Expert) -> None:
     a, b, ids = e.product.src
     emit(_kernel("matvec_id", e), e.last, a, e.bias, ids, *quantized(emit, b), b.ne[1],
          grid=(Blocks(a.ne[1], WARPS), *e.product.ne[1:3]), block=128)
@@ -80,7 +109,7 @@ def _expert(flow: Flow, node: Tensor, taken: tuple[Tensor, ...] = ()) -> Expert:
 @fuses("mul_mat_id")
 def biased(flow: Flow, node: Tensor) -> Fusion | None:
     e = _expert(flow, node)
-    return Fusion(e.nodes, lambda emit: one_by_one(emit, e)) if e.bias is not None and multiplies(node) else None
+    return Fusion(e.nodes, lambda emit: _products(emit, e)) if e.bias is not None and multiplies(node) else None
 
 
 # --- gate and up
@@ -112,8 +141,8 @@ def gated(flow: Flow, node: Tensor) -> Fusion | None:
             emit(_kernel("gated_id", gate, up), glu, gate.a, up.a, gate.bias, up.bias, parameters(glu), ids, *at, b.ne[1], *to,
                  grid=(Blocks(n, 32), n_used, n_tokens), block=512)
         with emit.when(n_tokens, FEW + 1):
-            one_by_one(emit, gate)
-            one_by_one(emit, up)
+            _grouped(emit, gate)
+            _grouped(emit, up)
             emit(Kernel("elementwise", "glu"), glu, *glu.src, parameters(glu), *to, grid=elements(glu))
     return Fusion(nodes, emit_gated)
 
@@ -188,7 +217,7 @@ def weighted(flow: Flow, node: Tensor) -> Fusion | None:
             emit(_kernel("weighted_id", e), total, e.a, e.bias, ids, weighing.probs, weighing.numbers, residual, *at,
                  grid=(Blocks(e.a.ne[1], WARPS), total.ne[1]), block=128)
         with emit.when(total.ne[1], FEW + 1):
-            one_by_one(emit, e)
+            _grouped(emit, e)
             emit.alone(*weighing.nodes, mul, *adds)
     return Fusion(nodes, emit_weighted)
 

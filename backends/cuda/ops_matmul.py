@@ -11,9 +11,11 @@ from typing import NamedTuple
 from ggraph import dtypes
 from ggraph.tensor import Tensor
 
-from ..lowering import apart
-from .activation import PARTS, Bytes, Wish, multiplies, quantized, wanted, wish
-from .device import Kernel
+from ..lowering import apart, packed
+from . import crossover
+from .activation import PARTS, Bytes, Wish, content, multiplies, quantized, wanted, wish
+from .crossover import FEW, NARROW, WIDE
+from .device import LIBRARY, Kernel
 from .flow import Flow
 from .layout import elements, f32, plain
 from .lower import Blocks, Emit, Fusion, fuses, lowers
@@ -22,7 +24,6 @@ from .ops_move import typed
 
 WARPS = 4                   # rows of a block of the mat-vec kernels
 TILE = 64                   # rows and columns of a block of the mat-mul kernels
-FEW = 8                     # columns up to which weights are read once for all columns
 COLUMNS = (1, 2, 4, FEW)    # for which there are mat-vec kernels
 
 
@@ -104,8 +105,29 @@ def _products(emit: Emit, group: Sequence[Product]) -> None:
 
 
 def _matmul(emit: Emit, p: Product, at: Bytes) -> None:
-    n, (m, b2, b3) = p.a.ne[1], p.last.ne[1:]
-    emit(typed("matmul", "matmul", p.a.type), p.a, p.sum, *at, grid=(Blocks(n, TILE), Blocks(m, TILE), b2 * b3))
+    """For many columns: tiles, or the library where that pays."""
+    (k, n), (m, b2, b3) = p.a.ne[:2], p.last.ne[1:]
+    library = (emit.library and int(m) >= crossover.LIBRARY and b2 * b3 == 1 and p.a.ne[2] * p.a.ne[3] == 1 and packed(p.a)
+               and 2 * int(k) * int(n) <= crossover.LARGEST)
+    for columns, most in ((NARROW, NARROW), (WIDE, crossover.LIBRARY - 1 if library else 1 << 62)):
+        with emit.when(m, FEW + 1 if columns == NARROW else NARROW + 1, most):
+            emit(typed("matmul", f"matmul_{columns}", p.a.type), p.a, p.sum, *at,
+                 grid=(Blocks(n, TILE), Blocks(m, columns), b2 * b3))
+    if library:
+        with emit.when(m, crossover.LIBRARY):
+            _by_library(emit, p, at)
+
+
+def _by_library(emit: Emit, p: Product, at: Bytes) -> None:
+    """Weights and activations as bfloat16, the product, and what is added to it."""
+    (k, n), m, x = p.a.ne[:2], p.last.ne[1], p.nodes[0].src[1]
+    weights, _ = emit.scratch("weights", 2 * n * k)
+    columns, held = emit.scratch("columns", 2 * m * k, content(x))
+    emit(typed("unpack", "unpack_bf16", p.a.type), p.a, weights, grid=(Blocks(n * k, 32 * 64),), block=64)
+    if not held:
+        emit(Kernel("activation", "unpack_bf16"), *at, columns, m * k, grid=(Blocks(m * k, 256),))
+    emit(LIBRARY, weights, columns, (p.nodes[0],), n, m, k, grid=(1,))
+    emit.alone(*p.nodes[1:])
 
 
 def _types(group: Sequence[Product]) -> tuple[tuple[str, str], ...]:

@@ -20,7 +20,7 @@ from ggraph.size import Sizes
 from ggraph.tensor import Tensor
 
 from ..lowering import Scratch
-from .device import LARGEST_ARG, Dim
+from .device import LARGEST_ARG, LIBRARY, Dim
 from .lower import MAX_CONDITIONS, Arg, Condition, Launch, lower
 
 if TYPE_CHECKING:
@@ -33,14 +33,15 @@ PAST_END = LARGEST_ARG // 8
 class Compiled:
     def __init__(self, backend: Cuda, nodes: Sequence[Tensor], keep: frozenset[Tensor]):
         self.backend, self.device = backend, backend.device
-        emit = lower(nodes, keep)
+        emit = lower(nodes, keep, backend.device.library)
         self.launches = emit.launches
         self.reads: Collection[Tensor] = {t.root for launch in self.launches for t in tensors(launch.args)}
         self.scratch = self._scratch(emit.scratch_bytes)
         self.sizes: Sizes | None = None                                       # from the first run on: places are known then
         self.graphs: OrderedDict[tuple[int, ...], Any] = OrderedDict()       # by sizes; None: seen once
         for launch in self.launches:
-            self.device.function(launch.kernel)
+            if launch.kernel is not LIBRARY:
+                self.device.function(launch.kernel)
 
     def _scratch(self, nbytes: int) -> int:
         if not nbytes:
@@ -94,6 +95,7 @@ class Compiled:
             (launch, (g[0], g[1], g[2]), args) for launch, g, args, run in
             zip(self.launches, grids.tolist(), self.args, runs.tolist()) if run]
         self.key = tuple(self.sizes.products)
+        self.recordable = len(self.active) > 1 and all(launch.kernel is not LIBRARY for launch, _, _ in self.active)
 
     def resize(self, values: Mapping[str, int]) -> None:
         sizes = self._settle()
@@ -114,7 +116,7 @@ class Compiled:
         self._settle()
         if times is not None:
             self._run_timed(times)
-        elif not self.backend.graphs or len(self.active) < 2:
+        elif not (self.backend.graphs and self.recordable):
             self._launch_all()
         else:
             graph = self.graphs.get(self.key)
@@ -141,17 +143,22 @@ class Compiled:
         return graph
 
     def _launch_all(self) -> None:
-        launch_on = self.device.launch
         for launch, grid, args in self.active:
             if self.backend.aborted:
                 raise Aborted("the run was aborted")
-            launch_on(launch.kernel, grid, launch.block, launch.shared, args)
+            self._launch(launch, grid, args)
+
+    def _launch(self, launch: Launch, grid: Dim, args: np.ndarray) -> None:
+        if launch.kernel is LIBRARY:
+            self.device.multiply(args)
+        else:
+            self.device.launch(launch.kernel, grid, launch.block, launch.shared, args)
 
     def _run_timed(self, times: list[NodeTime]) -> None:
         for launch, grid, args in self.active:
             self.device.sync()
             start = time.perf_counter()
-            self.device.launch(launch.kernel, grid, launch.block, launch.shared, args)
+            self._launch(launch, grid, args)
             self.device.sync()
             times.append(NodeTime(launch.nodes, time.perf_counter() - start))
 
