@@ -41,7 +41,8 @@ def attention(g: Build, type_k: DType = F16, type_v: DType = F16, d: tuple[int, 
 
 
 QUICK: tuple[dict[str, Any], ...] = (
-    {}, {"type_k": Q8_0, "type_v": Q4_0}, {"window": 20}, {"sinks": True, "n_head": 14}, {"d": (40, 24)}, {"mask": False, "n_stream": 2})
+    {}, {"type_k": Q8_0, "type_v": Q4_0}, {"window": 20}, {"sinks": True, "n_head": 14}, {"d": (40, 24)},
+    {"mask": False, "n_stream": 2})
 MORE: tuple[dict[str, Any], ...] = (
     {"type_k": F32, "type_v": BF16}, {"d": (256, 256), "n_head_kv": 1}, {"d": (192, 128)},
     {"d": (576, 512), "n_head": 16, "n_head_kv": 1}, {"n_head": 71, "n_head_kv": 1}, {"logit_softcap": 2.0},
