@@ -23,6 +23,7 @@ from . import source
 from .device import LARGEST_ARG, Device, Dim, Kernel
 
 FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-shared", "-fPIC", "-DGGRAPH_EMULATOR"]
+TWINS = {"mma.cuh"}                    # headers with such instructions
 MARGIN = 256
 PATTERN = 0xA5
 _RUNNING = threading.Lock()             # fibers and shared memory are statics of the compiled file
@@ -164,6 +165,12 @@ def _array(address: int, n: int, kind: Any) -> np.ndarray:
 
 def _bf16(address: int, n: int) -> np.ndarray:
     return (_array(address, n, ctypes.c_uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+def twins() -> list[str]:
+    """Kernels whose path on a GPU is not what runs here: those with instructions that have a twin on the host, and the library."""
+    return [*(f"{file}.{name}" for file in source.files() if TWINS & source.headers(source.source(file)).keys()
+              for name in source.names(file)), "multiply (cuBLAS)"]
 
 
 def glue(names: list[str]) -> str:

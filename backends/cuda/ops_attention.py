@@ -10,8 +10,8 @@ from .layout import PACKED, PLAIN, f32, plain
 from .lower import Arg, Blocks, Emit, lowers
 
 HEADS = 8                   # query heads of one block, at most
-RUN = 128                   # cells of a block where few tokens leave the device idle
-FEW = 8                     # tokens up to which cells are split over blocks
+FEW = 32                    # tokens up to which cells are split over blocks
+RUNS = ((128, 4096), (512, 1 << 15), (2048, 1 << 62))      # cells of a block, up to so many cells in all
 WIDTHS = (1, 2, 4, 8)       # times 128: elements of V
 ROWS = 64                   # query rows of a tile
 
@@ -46,11 +46,13 @@ def _runs(emit: Emit, node: Tensor, args: tuple[Arg, ...], to: tuple[Arg, ...]) 
     n_tokens, n_kv, dk, dv = q.ne[1], k.ne[1], int(q.ne[0]), int(v.ne[0])
     width = next(w for w in WIDTHS if dv <= 128 * w)
     z = q.ne[3] * k.ne[2] * -(-(int(q.ne[2]) // int(k.ne[2])) // HEADS)
-    n_runs, most = -(-int(n_kv) // RUN), min(FEW, int(n_tokens))
-    part, _ = emit.scratch("attention", 4 * n_runs * most * int(node.ne[1] * node.ne[3]) * (dv + 2))
+    most_runs, most = max(-(-min(int(n_kv), cells) // run) for run, cells in RUNS), min(FEW, int(n_tokens))
+    part, _ = emit.scratch("attention", 4 * most_runs * most * int(node.ne[1] * node.ne[3]) * (dv + 2))
     tickets, _ = emit.scratch("tickets", 4 * most * int(z))                     # zero before and after each launch
-    emit(_kernel("attention", f"attend_{width}", node), *args, (*_numbers(node), RUN), part, tickets, to,
-         grid=(Blocks(n_kv, RUN), n_tokens, z), block=128, shared=4 * HEADS * (dk + RUN))
+    for (run, cells), least in zip(RUNS, (1, *(cells + 1 for _, cells in RUNS))):
+        with emit.when(n_kv, least, cells):
+            emit(_kernel("attention", f"attend_{width}", node), *args, (*_numbers(node), run), part, tickets, to,
+                 grid=(Blocks(n_kv, run), n_tokens, z), block=128, shared=4 * HEADS * (dk + 128))
 
 
 def _tiles(emit: Emit, node: Tensor, args: tuple[Arg, ...], to: tuple[Arg, ...]) -> None:

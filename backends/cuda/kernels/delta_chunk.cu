@@ -90,13 +90,14 @@ KERNEL chunks(Tensor dst, Tensor q, Tensor k, Tensor v, Tensor state, const floa
             if (j0 + j < d) out[((int64_t) (seq * z.n_tokens + z.t0 + t) * z.n_head + head) * d + j0 + j] = sum * scale;
         }
         __syncthreads();
-        load_rows(k, z.hk, seq, z, rows);
-        __syncthreads();
         const float last = gates[first + z.n - 1];
+        for (int e = threadIdx.x; e < z.n * d; e += THREADS)              // keys as they have faded at the end of the chunk
+            rows[e / d * stride + e % d] = f32(at(k, e % d, z.hk, z.t0 + e / d, seq)) * expf(last - gates[first + e / d]);
+        __syncthreads();
         for (int e = threadIdx.x; e < COLUMNS * d; e += THREADS) {
             const int column = e / d, i = e % d;
             float sum = expf(last) * s[column * stride + i];
-            for (int t = 0; t < z.n; t++) sum += delta[t * (COLUMNS + 1) + column] * expf(last - gates[first + t]) * rows[t * stride + i];
+            for (int t = 0; t < z.n; t++) sum += delta[t * (COLUMNS + 1) + column] * rows[t * stride + i];
             s[column * stride + i] = sum;
         }
     }

@@ -8,7 +8,7 @@ import pytest
 
 from ggraph import ops, quants
 from ggraph.backends import ref
-from ggraph.backends.cuda import Cuda
+from ggraph.backends.cuda import Cuda, ops_attention
 from ggraph.backends.cuda.emulator import Emulator
 from ggraph.dtypes import BF16, F16, F32, Q4_0, Q8_0, DType
 from ggraph.tensor import Tensor
@@ -16,7 +16,7 @@ from tests.backends.cuda.graphs import both
 from tests.backends.opcase import Build, Case, nmse, run_case
 
 N_CELLS = 200
-SIZES = {"n_tokens": 33, "n_kv": 150}
+SIZES = {"n_tokens": 37, "n_kv": 150}
 
 
 def causal(g: Build, window: int, n_stream: int) -> Tensor:
@@ -64,3 +64,13 @@ def test_the_result_is_quantized_where_a_product_reads_it() -> None:
         return [ops.mul_mat(g.weight(Q8_0, 256, 32), ops.reshape(x, (256, g.n_tokens)))]
     fused, plain, few, _ = both(make, SIZES)
     assert np.array_equal(fused[0], plain[0]) and few == ["tile_1", "matmul_128"]
+
+
+@pytest.mark.parametrize("n_kv", [33, 90, 150])
+def test_runs_of_any_length_are_joined(n_kv: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops_attention, "RUNS", ((16, 40), (32, 100), (128, 1 << 62)))
+    case, sizes = Case("flash_attn_ext", "runs", lambda g: attention(g, sinks=True, n_head=6)), {"n_tokens": 5, "n_kv": n_kv}
+    cuda = Cuda(Emulator())
+    largest = {"n_tokens": 5, "n_kv": 150}
+    assert nmse(run_case(cuda, case, sizes, largest), run_case(ref.open(), case, sizes, sizes)) < 1e-6
+    cuda.close()
