@@ -29,7 +29,7 @@ class ScratchMemory:
     def holds(self, purpose: Hashable, nbytes: int, content: object) -> Scratch | None:
         """The memory for this purpose, if it is as large and an earlier step left `content` there."""
         place, size, held = self._scratch.get(purpose, (None, 0, None))
-        return place if size >= nbytes and held is content else None
+        return place if size >= nbytes and held == content else None
 
     def scratch(self, purpose: Hashable, nbytes: int, content: object = None) -> tuple[Scratch, bool]:
         """(memory for this purpose, whether it still holds `content` from an earlier step)."""

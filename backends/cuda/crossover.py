@@ -18,4 +18,5 @@ BANDWIDTH = 4.3e12          # bytes per second
 UNPACKED = 0.56 + 2 + 2     # bytes moved for each weight
 INT8, BF16 = 350e12, 700e12
 LIBRARY = int(UNPACKED / BANDWIDTH / (2 / INT8 - 2 / BF16)) // WIDE * WIDE + WIDE
+PLAIN_LIBRARY = NARROW + 1  # weights of 16 bits need no unpacking: what is lost is that such runs are not recorded
 LARGEST = 1 << 28           # bytes that unpacked weights may take

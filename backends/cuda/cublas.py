@@ -1,4 +1,4 @@
-"""cuBLAS through ctypes: products of bfloat16 matrices into float32, on the stream of the device.
+"""cuBLAS through ctypes: products of 16-bit matrices into float32, on the stream of the device.
 
 In: addresses and sizes. Out: nothing; the result is on the device. It is looked for where NVRTC is; without it the device says so
 by `Device.library`, and all products run by the backend's own kernels.
@@ -8,12 +8,14 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 
+from ggraph import dtypes
 from ggraph.errors import BackendError
 
 from . import nvrtc
 
 NOT_TURNED, TURNED = 0, 1
-F32, BF16 = 0, 14                   # cudaDataType
+F32 = 0                             # cudaDataType
+KINDS = {dtypes.F16.id: 2, dtypes.BF16.id: 14}
 COMPUTE_32F, DEFAULT = 68, -1
 
 
@@ -39,11 +41,12 @@ class Cublas:
         self._check(found.cublasCreate_v2(ctypes.byref(self.handle)))
         self._check(found.cublasSetStream_v2(self.handle, ctypes.c_void_p(stream)))
 
-    def multiply(self, a: int, b: int, c: int, n: int, m: int, k: int) -> None:
-        """c F32 [m][n] = b [m][k] times a [n][k], both bfloat16, rows one behind the other."""
+    def multiply(self, a: int, b: int, c: int, n: int, m: int, k: int, type: int) -> None:
+        """c F32 [m][n] = b [m][k] times a [n][k], both of `type` (its id in GGUF), rows one behind the other."""
+        kind = KINDS[type]
         one, zero = ctypes.c_float(1), ctypes.c_float(0)
         self._check(self.library.cublasGemmEx(
-            self.handle, TURNED, NOT_TURNED, n, m, k, ctypes.byref(one), ctypes.c_void_p(a), BF16, k, ctypes.c_void_p(b), BF16, k,
+            self.handle, TURNED, NOT_TURNED, n, m, k, ctypes.byref(one), ctypes.c_void_p(a), kind, k, ctypes.c_void_p(b), kind, k,
             ctypes.byref(zero), ctypes.c_void_p(c), F32, n, COMPUTE_32F, DEFAULT))
 
     def close(self) -> None:

@@ -96,10 +96,10 @@ class CupyDevice(Device):
             self.driver.funcSetAttribute(function, MAX_DYNAMIC_SHARED, shared)
         self.driver.launchKernel(function, *grid, *block, shared, self.stream.ptr, args.ctypes.data, 0)
 
-    def _multiply(self, a: int, b: int, c: int, n: int, m: int, k: int) -> None:
+    def _multiply(self, a: int, b: int, c: int, n: int, m: int, k: int, type: int) -> None:
         if self.cublas is None:
             self.cublas = cublas.Cublas(self.stream.ptr)
-        self.cublas.multiply(a, b, c, n, m, k)
+        self.cublas.multiply(a, b, c, n, m, k, type)
 
     def _upload(self, address: int, data: np.ndarray) -> None:
         self.runtime.memcpyAsync(address, data.ctypes.data, data.nbytes, HOST_TO_DEVICE, self.stream.ptr)

@@ -60,11 +60,10 @@ class Device(ABC):
         self._launch(self.function(kernel), grid, block, shared, args)
 
     def multiply(self, args: np.ndarray) -> None:
-        """A product of the library: `args` uint64 [6], addresses of the words a, b, c, n, m, k: c F32 [m][n] = b [m][k] times
-        a [n][k], both bfloat16. It is not recorded."""
+        """A product of the library: `args` uint64 [7], addresses of the words a, b, c, n, m, k, type: c F32 [m][n] = b [m][k] times
+        a [n][k], both of that type, F16 or BF16. It is not recorded."""
         self.counts["launches"] += 1
-        a, b, c, n, m, k = (ctypes.c_int64.from_address(int(word)).value for word in args)
-        self._multiply(a, b, c, n, m, k)
+        self._multiply(*(ctypes.c_int64.from_address(int(word)).value for word in args))
 
     def upload(self, address: int, data: np.ndarray) -> None:
         """Host to device; `data` may be changed as soon as this returns."""
@@ -105,7 +104,7 @@ class Device(ABC):
     @abstractmethod
     def _launch(self, function: Any, grid: Dim, block: Dim, shared: int, args: np.ndarray) -> None: ...
     @abstractmethod
-    def _multiply(self, a: int, b: int, c: int, n: int, m: int, k: int) -> None: ...
+    def _multiply(self, a: int, b: int, c: int, n: int, m: int, k: int, type: int) -> None: ...
     @abstractmethod
     def _upload(self, address: int, data: np.ndarray) -> None: ...
     @abstractmethod

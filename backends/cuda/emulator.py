@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ggraph import env
+from ggraph import dtypes, env
 from ggraph.backend import OutOfMemory
 from ggraph.errors import BackendError
 
@@ -133,9 +133,9 @@ class Emulator(Device):
 
     library = True
 
-    def _multiply(self, a: int, b: int, c: int, n: int, m: int, k: int) -> None:
+    def _multiply(self, a: int, b: int, c: int, n: int, m: int, k: int, type: int) -> None:
         assert not self.recording, "products of the library are not recorded"
-        weights, x = (_bf16(address, rows * k).reshape(rows, k) for address, rows in ((a, n), (b, m)))
+        weights, x = (_floats(address, rows * k, type).reshape(rows, k) for address, rows in ((a, n), (b, m)))
         _array(c, m * n, ctypes.c_float)[:] = (x @ weights.T).reshape(-1)
 
     def begin_capture(self) -> None:
@@ -163,8 +163,11 @@ def _array(address: int, n: int, kind: Any) -> np.ndarray:
     return np.ctypeslib.as_array((kind * n).from_address(address))
 
 
-def _bf16(address: int, n: int) -> np.ndarray:
-    return (_array(address, n, ctypes.c_uint16).astype(np.uint32) << 16).view(np.float32)
+def _floats(address: int, n: int, type: int) -> np.ndarray:
+    words = _array(address, n, ctypes.c_uint16)
+    if type == dtypes.F16.id:
+        return words.view(np.float16).astype(np.float32)
+    return (words.astype(np.uint32) << 16).view(np.float32)
 
 
 def twins() -> list[str]:

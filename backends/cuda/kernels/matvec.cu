@@ -11,8 +11,6 @@
 #ifndef TYPE_3
 #define TYPE_3 TYPE_0
 #endif
-struct Part { Tensor a; Sum to; };
-struct Parts { Part part[4]; };                                           // those that are not there have no rows
 template <class A, class B> struct Same { static const bool yes = false; };
 template <class A> struct Same<A, A> { static const bool yes = true; };
 
@@ -28,9 +26,8 @@ template <class T, int COLUMNS> __device__ __forceinline__ void times(const Part
     for (int c = 0; c < COLUMNS; c++) if (lane == c && c < dst.ne[1]) put(p.to, sum[c], row, c, i2, i3);
 }
 template <int COLUMNS> __device__ __forceinline__ void matvec(const Parts & parts, const char * q, const Scale * s) {
-    const int rows = blockDim.x / 32;
-    int i = 0, block = blockIdx.x, n;
-    while (i < 3 && block >= (n = (int) (parts.part[i].a.ne[1] + rows - 1) / rows)) { block -= n; i++; }
+    int block;
+    const int i = part_of(parts, block);
     if (i == 1 && !Same<TYPE_1, TYPE_0>::yes) times<TYPE_1, COLUMNS>(parts.part[1], block, q, s);
     else if (i == 2 && !Same<TYPE_2, TYPE_0>::yes) times<TYPE_2, COLUMNS>(parts.part[2], block, q, s);
     else if (i == 3 && !Same<TYPE_3, TYPE_0>::yes) times<TYPE_3, COLUMNS>(parts.part[3], block, q, s);

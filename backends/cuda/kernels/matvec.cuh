@@ -2,6 +2,7 @@
 // and multiply it with all columns.
 #pragma once
 #include "activation.cuh"
+#include "parts.cuh"
 #include "quants.cuh"
 
 __device__ __forceinline__ float dot(const Group & g, const int * q, const Scale & s) {
@@ -24,14 +25,4 @@ template <class T, int COLUMNS> __device__ __forceinline__ void row_times(const 
         }
     }
     for (int c = 0; c < COLUMNS; c++) sum[c] = warp_sum(sum[c]);
-}
-
-// One element of a product's result: what may be added to it, then the result.
-struct Sum { Tensor dst, bias, residual; };
-__device__ __forceinline__ float added(float sum, const Tensor & x, Index k) {
-    return x.data ? __fadd_rn(sum, *(const float *) at_repeated(x, k)) : sum;
-}
-__device__ __forceinline__ void put(const Sum & to, float sum, int row, int column, int i2, int i3) {
-    const Index k = {row, column, i2, i3};
-    *(float *) at(to.dst, k) = added(added(sum, to.bias, k), to.residual, k);
 }

@@ -64,6 +64,20 @@ def feed_forward(g: Build, glu: str = "swiglu", merged: bool = False, bias: bool
     return [ops.add(linear(g, ops.OPS[glu](gate, up), 256), x)]
 
 
+@pytest.mark.parametrize("present", [*SIZES, MANY])
+def test_weights_of_plain_types_are_grouped_as_well(present: dict[str, int]) -> None:
+    def make(g: Build) -> list[Tensor]:
+        x = g.f32(256, g.n_tokens)
+        y = ops.mul(ops.rms_norm(x, 1e-6), g.f32(256))
+        gate, up = linear(g, y, 100, F16), linear(g, y, 100, F16)
+        gate, up = ops.add(gate, g.f32(100)), ops.add(up, g.f32(100))
+        z = ops.add(linear(g, y, 64, F16), g.f32(64))
+        return [ops.add(linear(g, ops.swiglu(gate, up), 256, F16), x), z, linear(g, y, 32, F16)]
+    fused, plain, few, many = both(make, present)
+    assert same(fused, plain) and len(few) < len(many)
+    assert present is MANY or len(few) == 4
+
+
 @pytest.mark.parametrize("present", SIZES)
 @pytest.mark.parametrize("form", [{}, {"glu": "geglu"}, {"merged": True}, {"bias": True}])
 def test_a_feed_forward_block_is_three_launches(form: dict[str, object], present: dict[str, int]) -> None:

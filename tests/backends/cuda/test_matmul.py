@@ -12,7 +12,7 @@ from ggraph.backends import ref
 from ggraph.backends.cuda import Cuda, crossover, ops_matmul, ops_move
 from ggraph.backends.cuda.device import Kernel
 from ggraph.backends.cuda.emulator import Emulator
-from ggraph.dtypes import F32, Q4_K, Q6_K, Q8_0, DType
+from ggraph.dtypes import BF16, F16, F32, Q4_K, Q6_K, Q8_0, DType
 from ggraph.tensor import Tensor
 from tests.backends.cuda.graphs import run
 from tests.backends.opcase import Build, Case, nmse, run_case
@@ -76,6 +76,13 @@ def test_a_run_with_products_of_the_library_is_not_recorded(monkeypatch: pytest.
         plan.run()
         assert cuda.device.counts["replays"] == replays
     cuda.close()
+
+
+@pytest.mark.parametrize("type", [F16, BF16], ids=str)
+def test_weights_of_16_bits_by_the_library(type: DType) -> None:
+    against_ref(lambda g: product(g, type), 41, 1e-5)
+    _, kernels = run(lambda g: [product(g, type)], {"n_tokens": 41, "n_kv": 64})
+    assert kernels == ["copy", "multiply", "chain"]
 
 
 def grouped(g: Build, type: DType, n_expert: int, n_used: int, b_used: int) -> Tensor:
