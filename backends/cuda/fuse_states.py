@@ -3,6 +3,7 @@
     get_rows [pad] concat (cont set_rows).. ssm_conv [add] [silu]               -> the convolution, for all sizes
     [rms_norm scale] of q and k, [sigmoid] of beta, [add softplus mul] of the   -> the gated delta rule, for few tokens
     gate, get_rows gated_delta_net set_rows..
+    [add] of dt, ssm_scan set_rows..                                            -> the selective scan
 """
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from .device import Kernel
 from .flow import Flow
 from .layout import f32
 from .lower import Blocks, Emit, Fusion, fuses
-from .ops_recurrent import MAX_STATE
+from .ops_recurrent import MAX_STATE, lanes, scan
 
 CHUNK = 32                  # tokens of a thread of the convolution
 MAX_TAPS = 8
@@ -61,6 +62,34 @@ def _behind(flow: Flow, conv: Tensor) -> tuple[Tensor | None, bool, tuple[Tensor
     return bias, False, nodes
 
 
+# --- the selective scan
+
+@fuses("add", "ssm_scan")
+def selective(flow: Flow, node: Tensor) -> Fusion | None:
+    rule = next((n for n in flow.ahead() if n.op == "ssm_scan"), None)
+    if rule is None:
+        return None
+    s, x, dt = rule.src[:3]
+    add = dt.root
+    biased = _only(flow, add, "add", rule) and packed(dt) and add.src[1].numel == dt.ne[0] and add.src[0].ne == add.ne
+    sets = [r for r in flow.readers.of(rule) or () if r.op == "set_rows"]
+    new = stored(flow.readers.of(rule), rule, x.numel, sets) if sets else None
+    nodes = (*((add,) if biased else ()), rule, *sets)
+    if new is None or node not in nodes or int(s.ne[0]) > MAX_STATE or not flow.can_run(*nodes):
+        return None
+    seen, bias = (_by_seq(add.src[0], dt), add.src[1]) if biased else (dt, None)
+    fits = f32(*rule.src[:6], seen, bias) and disjoint(rule, seen)
+    return Fusion(nodes, lambda emit: scan(emit, rule, seen, bias, new)) if fits else None
+
+
+def _by_seq(x: Tensor, shaped: Tensor) -> Tensor:
+    """x [n, n_tokens of all sequences], rows of any stride, in the shape [n, n_tokens, n_seqs]; or as it is."""
+    if x.ne[2] > 1:
+        return x
+    return Tensor("view", x.type, shaped.ne, (x,), nb=(x.nb[0], x.nb[1], x.nb[1] * shaped.ne[1]), view_src=x.root,
+                  view_offs=x.view_offs)
+
+
 # --- the gated delta rule
 
 class Source(NamedTuple):
@@ -92,8 +121,8 @@ def delta(flow: Flow, node: Tensor) -> Fusion | None:
     def emit_delta(emit: Emit) -> None:
         around = q.eps, q.factor, k.eps, k.factor, int(bool(gate.nodes)), int(bool(beta.nodes))
         with emit.when(v.ne[2], 1, FEW):
-            emit(Kernel("delta", "delta_going_on"), rule, q.x, k.x, v, gate.x, beta.x, *(gate.more or (None, None)), around, cells,
-                 ids, *new, grid=(Blocks(v.ne[0], 4), v.ne[1], v.ne[3]), block=128)
+            emit(Kernel("delta", "delta_going_on", lanes(v.ne[0])), rule, q.x, k.x, v, gate.x, beta.x,
+                 *(gate.more or (None, None)), around, cells, ids, *new, grid=(Blocks(v.ne[0], 4), v.ne[1], v.ne[3]), block=128)
         with emit.when(v.ne[2], FEW + 1):
             emit.alone(*nodes)
     return Fusion(nodes, emit_delta) if fits else None

@@ -80,6 +80,10 @@ Condition = tuple[int, int, int]                 # run only if the first, which 
 MAX_CONDITIONS = 2
 
 
+class Tickets(Scratch):
+    """Memory of a split that is zero before and after each launch."""
+
+
 @dataclass(eq=False)
 class Launch:
     kernel: Kernel
@@ -94,11 +98,12 @@ class Launch:
 class Emit(ScratchMemory):
     """Collects the launches of one split."""
 
-    def __init__(self, flow: Flow | None = None, library: bool = False) -> None:
+    def __init__(self, flow: Flow | None = None, library: bool = False, max_shared: int = 1 << 62) -> None:
         super().__init__(align=256)
         self.flow = flow or Flow((), frozenset())
-        self.library = library                   # whether the device has `multiply`
+        self.library, self.max_shared = library, max_shared          # of the device: whether it has `multiply`; bytes of a block
         self.launches: list[Launch] = []
+        self.ticket_bytes = 0
         self.turn = 0                            # which of two areas for activations was last written
         self.only_packed: set[Tensor] = set()    # whose floats were left out
         self._conditions: tuple[Condition, ...] = ()
@@ -107,6 +112,11 @@ class Emit(ScratchMemory):
         """Add a launch. `grid` has up to three axes, numbers of blocks or `Blocks`; `shared` counts bytes."""
         whole = [b if isinstance(b, Blocks) else Blocks(b) for b in (*grid, *(1,) * (3 - len(grid)))]
         self.launches.append(Launch(kernel, (whole[0], whole[1], whole[2]), (block, 1, 1), shared, args, self._conditions))
+
+    def tickets(self, n: int) -> Tickets:
+        """n integers that are zero, and must be so again after the launch."""
+        self.ticket_bytes = max(self.ticket_bytes, 4 * int(n))
+        return Tickets(0)
 
     def alone(self, *nodes: Tensor) -> None:
         """Nodes as if they were not fused, in order; for sizes at which a fusion does not pay."""
@@ -130,10 +140,10 @@ class Emit(ScratchMemory):
         self._conditions = outer
 
 
-def lower(nodes: Sequence[Tensor], keep: frozenset[Tensor], library: bool = False) -> Emit:
+def lower(nodes: Sequence[Tensor], keep: frozenset[Tensor], library: bool = False, max_shared: int = 1 << 62) -> Emit:
     """The launches of all nodes; `keep` is read after this split. BackendError for a node that `can` does not accept."""
     flow = Flow(nodes, keep)
-    emit = Emit(flow, library)
+    emit = Emit(flow, library, max_shared)
     for node in flow:
         before = len(emit.launches)
         fusion = longest(flow, node)

@@ -42,28 +42,43 @@ def _numbers(node: Tensor) -> tuple[float, ...]:
 
 def _runs(emit: Emit, node: Tensor, args: tuple[Arg, ...], to: tuple[Arg, ...]) -> None:
     """Few tokens: cells are split over blocks."""
-    q, k, v = node.src[:3]
-    n_tokens, n_kv, dk, dv = q.ne[1], k.ne[1], int(q.ne[0]), int(v.ne[0])
-    width = next(w for w in WIDTHS if dv <= 128 * w)
-    z = q.ne[3] * k.ne[2] * -(-(int(q.ne[2]) // int(k.ne[2])) // HEADS)
-    most_runs, most = max(-(-min(int(n_kv), cells) // run) for run, cells in RUNS), min(FEW, int(n_tokens))
+    n_kv, z, dv = node.src[1].ne[1], _groups(node), int(node.ne[0])
+    most_runs, most = max(-(-min(int(n_kv), cells) // run) for run, cells in RUNS), min(FEW, int(node.src[0].ne[1]))
     part, _ = emit.scratch("attention", 4 * most_runs * most * int(node.ne[1] * node.ne[3]) * (dv + 2))
-    tickets, _ = emit.scratch("tickets", 4 * most * int(z))                     # zero before and after each launch
+    tickets = emit.tickets(most * int(z))
     for (run, cells), least in zip(RUNS, (1, *(cells + 1 for _, cells in RUNS))):
         with emit.when(n_kv, least, cells):
-            emit(_kernel("attention", f"attend_{width}", node), *args, (*_numbers(node), run), part, tickets, to,
-                 grid=(Blocks(n_kv, run), n_tokens, z), block=128, shared=4 * HEADS * (dk + 128))
+            _attend(emit, node, (*args, (*_numbers(node), run), part, tickets, to), Blocks(n_kv, run))
+
+
+def _groups(node: Tensor) -> int:
+    """Query heads that share a KV head, up to HEADS of them, in all streams."""
+    q, k = node.src[:2]
+    n: int = q.ne[3] * k.ne[2] * -(-(int(q.ne[2]) // int(k.ne[2])) // HEADS)
+    return n
+
+
+def _attend(emit: Emit, node: Tensor, args: tuple[Arg, ...], runs: int | Blocks) -> None:
+    q, dv = node.src[0], int(node.ne[0])
+    width = next(w for w in WIDTHS if dv <= 128 * w)
+    emit(_kernel("attention", f"attend_{width}", node), *args, grid=(runs, q.ne[1], _groups(node)), block=128,
+         shared=4 * HEADS * (int(q.ne[0]) + 128))
 
 
 def _tiles(emit: Emit, node: Tensor, args: tuple[Arg, ...], to: tuple[Arg, ...]) -> None:
-    """Many tokens: a block has ROWS query rows, which are tokens with the heads that share a KV head."""
+    """Many tokens: a block has ROWS query rows, which are tokens with the heads that share a KV head. Where these do not fit in
+    shared memory (heads of 512 and more), a block has a token."""
     q, k, v = node.src[:3]
     dk, dv, shared_heads = int(q.ne[0]), int(v.ne[0]), int(q.ne[2]) // int(k.ne[2])
+    shared = 4 * (ROWS * (dk + 1) + 64 * 33 + 2 * 64 * 65)
+    if shared > emit.max_shared:
+        _attend(emit, node, (*args, (*_numbers(node), 1 << 30), 0, 0, to), 1)
+        return
     heads = min(shared_heads, ROWS)
     width = next((w for w in (1, 2, 4) if dv <= 64 * w), 4)
     y = k.ne[2] * -(-shared_heads // heads) * -(-dv // (64 * width))
     emit(_kernel("attention_tile", f"tile_{width}", node), *args, (*_numbers(node), 0), ROWS // heads, to,
-         grid=(Blocks(q.ne[1], ROWS // heads), y, q.ne[3]), shared=4 * (ROWS * (dk + 1) + 64 * 33 + 2 * 64 * 65))
+         grid=(Blocks(q.ne[1], ROWS // heads), y, q.ne[3]), shared=shared)
 
 
 def cached(x: Tensor) -> bool:

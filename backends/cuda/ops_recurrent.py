@@ -14,6 +14,11 @@ MAX_CHUNKED = 128           # values of a state's row there
 MAX_HEAD = 1024             # threads of a block
 
 
+def lanes(n: int) -> tuple[tuple[str, str], ...]:
+    """How many of n values of a state each lane of a warp has, as a macro."""
+    return (("LANES", str(next(k for k in (1, 2, 4, 8) if n <= 32 * k or k == 8))),)
+
+
 @lowers("ssm_conv")
 def ssm_conv(emit: Emit, node: Tensor) -> bool:
     emit(Kernel("conv", "ssm_conv"), node, *node.src, grid=elements(node))
@@ -22,10 +27,16 @@ def ssm_conv(emit: Emit, node: Tensor) -> bool:
 
 @lowers("ssm_scan")
 def ssm_scan(emit: Emit, node: Tensor) -> bool:
-    s, x = node.src[:2]
-    emit(Kernel("recurrent", "ssm_scan"), node, *node.src, node.params["n_snapshots"],
-         grid=(Blocks(x.ne[0] * x.ne[1], 4), x.ne[3]), block=128)
+    s = node.src[0]
+    scan(emit, node, node.src[2])
     return f32(*node.src[:6]) and s.ne[0] <= MAX_STATE
+
+
+def scan(emit: Emit, node: Tensor, dt: Tensor, bias: Tensor | None = None, new: tuple[Tensor | None, ...] = (None, None)) -> None:
+    """`new`: the tensor of new states and their rows, if they do not stay behind the outputs."""
+    s, x, _, *rest = node.src
+    emit(Kernel("recurrent", "ssm_scan", lanes(s.ne[0])), node, s, x, dt, *rest, node.params["n_snapshots"], bias, *new,
+         grid=(Blocks(x.ne[0] * x.ne[1], 4), x.ne[3]), block=128)
 
 
 @lowers("gated_delta_net")
@@ -33,7 +44,7 @@ def gated_delta_net(emit: Emit, node: Tensor) -> bool:
     v, g = node.src[2:4]
     chunked = g.ne[0] == 1 and v.ne[0] <= MAX_CHUNKED and node.params["n_snapshots"] == 1
     with emit.when(v.ne[2], 1, CHUNK - 1 if chunked else 1 << 62):
-        emit(Kernel("delta", "gated_delta_net"), node, *node.src, node.params["n_snapshots"],
+        emit(Kernel("delta", "gated_delta_net", lanes(v.ne[0])), node, *node.src, node.params["n_snapshots"],
              grid=(Blocks(v.ne[0], 4), v.ne[1], v.ne[3]), block=128)
     if chunked:
         with emit.when(v.ne[2], CHUNK):

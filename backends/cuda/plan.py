@@ -21,7 +21,7 @@ from ggraph.tensor import Tensor
 
 from ..lowering import Scratch
 from .device import LARGEST_ARG, LIBRARY, Dim
-from .lower import MAX_CONDITIONS, Arg, Condition, Launch, lower
+from .lower import MAX_CONDITIONS, Arg, Condition, Launch, Tickets, lower
 
 if TYPE_CHECKING:
     from . import Cuda
@@ -33,17 +33,18 @@ PAST_END = LARGEST_ARG // 8
 class Compiled:
     def __init__(self, backend: Cuda, nodes: Sequence[Tensor], keep: frozenset[Tensor]):
         self.backend, self.device = backend, backend.device
-        emit = lower(nodes, keep, backend.device.library)
+        emit = lower(nodes, keep, backend.device.library, backend.device.max_shared)
         self.launches = emit.launches
         self.reads: Collection[Tensor] = {t.root for launch in self.launches for t in tensors(launch.args)}
-        self.scratch = self._scratch(emit.scratch_bytes)
+        self.scratch, self.tickets = backend.scratch(emit.scratch_bytes), self._own(emit.ticket_bytes)
         self.sizes: Sizes | None = None                                       # from the first run on: places are known then
         self.graphs: OrderedDict[tuple[int, ...], Any] = OrderedDict()       # by sizes; None: seen once
         for launch in self.launches:
             if launch.kernel is not LIBRARY:
                 self.device.function(launch.kernel)
 
-    def _scratch(self, nbytes: int) -> int:
+    def _own(self, nbytes: int) -> int:
+        """Zeroed memory that is given back with the plan."""
         if not nbytes:
             return 0
         address = self.device.alloc(nbytes)
@@ -76,6 +77,8 @@ class Compiled:
             return [address + offset, *arg.ne, *arg.nb]
         if arg is None:
             return [0] * 9
+        if isinstance(arg, Tickets):
+            return [self.tickets + arg.offset]
         if isinstance(arg, Scratch):
             return [self.scratch + arg.offset]
         if isinstance(arg, float):
@@ -114,6 +117,10 @@ class Compiled:
     def run(self, n_threads: int = 1, times: list[NodeTime] | None = None) -> None:
         self.backend.aborted = False
         self._settle()
+        with self.backend.turn:
+            self._run(times)
+
+    def _run(self, times: list[NodeTime] | None) -> None:
         if times is not None:
             self._run_timed(times)
         elif not (self.backend.graphs and self.recordable):

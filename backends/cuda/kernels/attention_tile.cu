@@ -126,12 +126,12 @@ template <int WIDTH> __device__ __forceinline__ void tile(const Tensor & dst, co
         __syncthreads();
     }
 }
-KERNEL tile_1(Tensor dst, Tensor q, Tensor k, Tensor v, Tensor mask, Tensor sinks, int mask_type, Attention p, int tokens, Out out) {
+KERNEL __launch_bounds__(256) tile_1(Tensor dst, Tensor q, Tensor k, Tensor v, Tensor mask, Tensor sinks, int mask_type, Attention p, int tokens, Out out) {
     tile<1>(dst, q, k, v, mask, sinks, mask_type, p, tokens, out);
 }
-KERNEL tile_2(Tensor dst, Tensor q, Tensor k, Tensor v, Tensor mask, Tensor sinks, int mask_type, Attention p, int tokens, Out out) {
+KERNEL __launch_bounds__(256) tile_2(Tensor dst, Tensor q, Tensor k, Tensor v, Tensor mask, Tensor sinks, int mask_type, Attention p, int tokens, Out out) {
     tile<2>(dst, q, k, v, mask, sinks, mask_type, p, tokens, out);
 }
-KERNEL tile_4(Tensor dst, Tensor q, Tensor k, Tensor v, Tensor mask, Tensor sinks, int mask_type, Attention p, int tokens, Out out) {
+KERNEL __launch_bounds__(256) tile_4(Tensor dst, Tensor q, Tensor k, Tensor v, Tensor mask, Tensor sinks, int mask_type, Attention p, int tokens, Out out) {
     tile<4>(dst, q, k, v, mask, sinks, mask_type, p, tokens, out);
 }

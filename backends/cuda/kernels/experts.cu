@@ -31,7 +31,7 @@ KERNEL matvec_id(Tensor dst, Tensor a, Tensor bias, Tensor ids, const char * q, 
 
 // Gate and up [k, n, n_expert] with their activation: to dst [n, n_used, n_tokens] as floats if `write`, as bytes where q2 and s2 have a
 // place. A block has 32 rows. grid: (n / 32, n_used, n_tokens); block: 512
-KERNEL gated_id(Tensor dst, Tensor gate, Tensor up, Tensor gate_bias, Tensor up_bias, Glu p, Tensor ids, const char * q, const Scale * s,
+KERNEL __launch_bounds__(512) gated_id(Tensor dst, Tensor gate, Tensor up, Tensor gate_bias, Tensor up_bias, Glu p, Tensor ids, const char * q, const Scale * s,
                 int64_t b_used, int write, char * q2, Scale * s2) {
     __shared__ float value[32];
     const int slot = blockIdx.y, t = blockIdx.z, expert = expert_of(ids, slot, t), lane = threadIdx.x % 32, row0 = blockIdx.x * 32, n = (int) gate.ne[1];

@@ -40,19 +40,19 @@ template <int COLUMNS> __device__ __forceinline__ void gated(const Tensor & dst,
     }
     finish(value, dst, m, i2, i3, write, q2, s2);
 }
-KERNEL gated_1(Tensor dst, Tensor gate, Tensor up, Tensor gate_bias, Tensor up_bias, Glu p, const char * q, const Scale * s, int write, char * q2,
+KERNEL __launch_bounds__(512) gated_1(Tensor dst, Tensor gate, Tensor up, Tensor gate_bias, Tensor up_bias, Glu p, const char * q, const Scale * s, int write, char * q2,
                Scale * s2) {
     gated<1>(dst, gate, up, gate_bias, up_bias, p, q, s, write, q2, s2);
 }
-KERNEL gated_2(Tensor dst, Tensor gate, Tensor up, Tensor gate_bias, Tensor up_bias, Glu p, const char * q, const Scale * s, int write, char * q2,
+KERNEL __launch_bounds__(512) gated_2(Tensor dst, Tensor gate, Tensor up, Tensor gate_bias, Tensor up_bias, Glu p, const char * q, const Scale * s, int write, char * q2,
                Scale * s2) {
     gated<2>(dst, gate, up, gate_bias, up_bias, p, q, s, write, q2, s2);
 }
-KERNEL gated_4(Tensor dst, Tensor gate, Tensor up, Tensor gate_bias, Tensor up_bias, Glu p, const char * q, const Scale * s, int write, char * q2,
+KERNEL __launch_bounds__(512) gated_4(Tensor dst, Tensor gate, Tensor up, Tensor gate_bias, Tensor up_bias, Glu p, const char * q, const Scale * s, int write, char * q2,
                Scale * s2) {
     gated<4>(dst, gate, up, gate_bias, up_bias, p, q, s, write, q2, s2);
 }
-KERNEL gated_8(Tensor dst, Tensor gate, Tensor up, Tensor gate_bias, Tensor up_bias, Glu p, const char * q, const Scale * s, int write, char * q2,
+KERNEL __launch_bounds__(512) gated_8(Tensor dst, Tensor gate, Tensor up, Tensor gate_bias, Tensor up_bias, Glu p, const char * q, const Scale * s, int write, char * q2,
                Scale * s2) {
     gated<8>(dst, gate, up, gate_bias, up_bias, p, q, s, write, q2, s2);
 }

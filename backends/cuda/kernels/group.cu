@@ -5,7 +5,7 @@ struct Slots { int expert, first, count; };                               // of 
 
 // ids [n_used, n_tokens] -> tiles [n_tiles] of up to `columns` slots of one expert (those left over are empty), and order: slots, those of an
 // expert side by side. grid: 1; block: 1024; shared: 2 n_expert ints
-KERNEL group(Tensor ids, int n_expert, int columns, int n_tiles, Slots * tiles, int * order) {
+KERNEL __launch_bounds__(1024) group(Tensor ids, int n_expert, int columns, int n_tiles, Slots * tiles, int * order) {
     DYNAMIC_SHARED(int, count);
     int * next = count + n_expert;
     const int n_used = (int) ids.ne[0], n_slots = n_used * (int) ids.ne[1];

@@ -98,8 +98,8 @@ template <int COLUMNS> __device__ __forceinline__ void matmul(const Tensor & a, 
         [&](int c) { return column0 + c < n_columns ? first + column0 + c : (int64_t) -1; },
         [&](int r, int c, float sum) { if (column0 + c < n_columns) put(to, sum, row0 + r, column0 + c, i2, i3); });
 }
-KERNEL matmul_32(Tensor a, Sum to, const char * q, const Scale * scales) { matmul<32>(a, to, q, scales); }
-KERNEL matmul_128(Tensor a, Sum to, const char * q, const Scale * scales) { matmul<128>(a, to, q, scales); }
+KERNEL __launch_bounds__(256) matmul_32(Tensor a, Sum to, const char * q, const Scale * scales) { matmul<32>(a, to, q, scales); }
+KERNEL __launch_bounds__(256) matmul_128(Tensor a, Sum to, const char * q, const Scale * scales) { matmul<128>(a, to, q, scales); }
 
 // With an expert for each column: a [k, n, n_expert], columns are slots of ids [n_used, n_tokens] grouped by expert (see group.cu); block y has
 // tile y. grid: (n / 64, tiles at most); block: 256
@@ -119,9 +119,9 @@ template <int COLUMNS> __device__ __forceinline__ void matmul_id(const Tensor & 
             *(float *) at(dst, row0 + r, slots[c] % n_used, slots[c] / n_used, 0) = sum;
         });
 }
-KERNEL matmul_id_32(Tensor dst, Tensor a, Tensor bias, const Slots * tiles, const int * order, const char * q, const Scale * scales, int b_used) {
+KERNEL __launch_bounds__(256) matmul_id_32(Tensor dst, Tensor a, Tensor bias, const Slots * tiles, const int * order, const char * q, const Scale * scales, int b_used) {
     matmul_id<32>(dst, a, bias, tiles, order, q, scales, b_used);
 }
-KERNEL matmul_id_128(Tensor dst, Tensor a, Tensor bias, const Slots * tiles, const int * order, const char * q, const Scale * scales, int b_used) {
+KERNEL __launch_bounds__(256) matmul_id_128(Tensor dst, Tensor a, Tensor bias, const Slots * tiles, const int * order, const char * q, const Scale * scales, int b_used) {
     matmul_id<128>(dst, a, bias, tiles, order, q, scales, b_used);
 }

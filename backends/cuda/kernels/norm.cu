@@ -44,7 +44,7 @@ __device__ __forceinline__ void norm_row(const Tensor & dst, const Tensor & x, c
 }
 
 // grid: rows; block: a multiple of 32
-KERNEL normalize(Tensor dst, Tensor x, Tensor w, Gate gate, Tensor b, Norm p, Tensor next, Tensor next_w, Norm next_p, int write, char * q, Scale * s) {
+KERNEL __launch_bounds__(1024) normalize(Tensor dst, Tensor x, Tensor w, Gate gate, Tensor b, Norm p, Tensor next, Tensor next_w, Norm next_p, int write, char * q, Scale * s) {
     if (!next.data) { norm_row(dst, x, w, gate, b, p, blockIdx.x, write, q, s); return; }
     const Gate no_gate = {}; const Tensor nothing = {};
     norm_row(dst, x, w, gate, b, p, blockIdx.x, true, nullptr, nullptr);

@@ -2,9 +2,11 @@
 #include "state.cuh"
 
 // The selective scan. A warp has one row of d_state values: one `dim` of a head. s [d_state, dim, n_head, rows], x [dim, n_head, n_tokens,
-// n_seqs], dt [n_head, n_tokens, n_seqs], A [1 or d_state, n_head], B and C [d_state, n_group, n_tokens, n_seqs]; dst is y, then snapshots.
+// n_seqs], dt [n_head, n_tokens, n_seqs] plus a bias if there is one, A [1 or d_state, n_head], B and C [d_state, n_group, n_tokens, n_seqs]; dst is y,
+// then snapshots, unless these go to rows to[seq, n] of new_cells.
 // grid: (dim * n_head / 4, n_seqs); block: 128
-KERNEL ssm_scan(Tensor dst, Tensor s, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor ids, int n_snapshots) {
+KERNEL ssm_scan(Tensor dst, Tensor s, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor ids, int n_snapshots, Tensor dt_bias,
+                Tensor new_cells, Tensor to) {
     const int dim = (int) x.ne[0], n_head = (int) x.ne[1], n_tokens = (int) x.ne[2], n_seqs = (int) x.ne[3], d_state = (int) s.ne[0];
     const int r = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32, seq = blockIdx.y;
     if (r >= dim * n_head) return;
@@ -19,6 +21,7 @@ KERNEL ssm_scan(Tensor dst, Tensor s, Tensor x, Tensor dt, Tensor A, Tensor B, T
     for (int t = -1; t < n_tokens; t++) {
         if (t >= 0) {
             float step = f32(at(dt, h, t, seq, 0)), sum = 0.0f;
+            if (dt_bias.data) step = __fadd_rn(step, f32(dt_bias.data + h * dt_bias.nb[0]));
             step = step > 20.0f ? step : log1pf(expf(step));
             const float v = step * f32(at(x, i, h, t, seq));
             for (int l = 0; l < LANES; l++) {
@@ -31,9 +34,11 @@ KERNEL ssm_scan(Tensor dst, Tensor s, Tensor x, Tensor dt, Tensor A, Tensor B, T
             if (lane == 0) y[((int64_t) (seq * n_tokens + t) * n_head + h) * dim + i] = sum;
         }
         for (int n = t < 0 ? n_tokens : snapshot(t, n_tokens, n_snapshots); n >= 0 && n < n_snapshots; n++) {
+            float * after = states + (((int64_t) n * n_seqs + seq) * n_head * dim + (h * dim + i)) * d_state;
+            if (new_cells.data) after = (float *) at(new_cells, 0, *(const int *) at(to, seq, n, 0, 0), 0, 0) + (int64_t) (h * dim + i) * d_state;
             for (int l = 0; l < LANES; l++) {
                 const int k = lane + 32 * l;
-                if (k < d_state) states[((((int64_t) n * n_seqs + seq) * n_head + h) * dim + i) * d_state + k] = state[l];
+                if (k < d_state) after[k] = state[l];
             }
             if (t >= 0) break;                              // the state that came in fills all that is left
         }

@@ -26,7 +26,7 @@ __device__ __forceinline__ int best_of(float v, int i) {
 
 // logits [n_expert, n_tokens] -> probs, the same shape, and chosen [n_used, n_tokens], the best by probs + bias.
 // grid: n_tokens; block: a thread for each four experts; shared: n_expert floats
-KERNEL route(Tensor probs, Tensor chosen, Tensor logits, Tensor bias, int gating) {
+KERNEL __launch_bounds__(1024) route(Tensor probs, Tensor chosen, Tensor logits, Tensor bias, int gating) {
     DYNAMIC_SHARED(float, by);
     const int n = (int) logits.ne[0], t = blockIdx.x;
     const float * x = (const float *) at(logits, 0, t, 0, 0);

@@ -51,7 +51,7 @@ __device__ __forceinline__ float slope(int h, int n_head, float max_bias) {
 }
 
 // softmax over axis 0 of x * scale + slope * mask; `sinks` of each head take part in the sum. Absent tensors have no address.
-KERNEL soft_max(Tensor dst, Tensor x, Tensor mask, Tensor sinks, int mask_type, float scale, float max_bias) {
+KERNEL __launch_bounds__(1024) soft_max(Tensor dst, Tensor x, Tensor mask, Tensor sinks, int mask_type, float scale, float max_bias) {
     const Index r = row_index(dst, blockIdx.x);
     const char * from = at(x, r); char * to = at(dst, r);
     const char * bias = mask.data ? at_repeated(mask, r) : nullptr;

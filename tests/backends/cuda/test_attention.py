@@ -66,6 +66,16 @@ def test_the_result_is_quantized_where_a_product_reads_it() -> None:
     assert np.array_equal(fused[0], plain[0]) and few == ["tile_1", "matmul_128"]
 
 
+def test_heads_too_large_for_tiles_go_token_by_token() -> None:
+    case = Case("flash_attn_ext", "tiles", lambda g: attention(g, d=(96, 64)))
+    small = Emulator()
+    small.max_shared = 64 * 1024
+    cuda = Cuda(small)
+    assert nmse(run_case(cuda, case, SIZES, SIZES), run_case(ref.open(), case, SIZES, SIZES)) < 1e-6
+    assert {kernel.file for kernel in small.functions} == {"attention"}
+    cuda.close()
+
+
 @pytest.mark.parametrize("n_kv", [33, 90, 150])
 def test_runs_of_any_length_are_joined(n_kv: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops_attention, "RUNS", ((16, 40), (32, 100), (128, 1 << 62)))
