@@ -50,7 +50,7 @@ __device__ __forceinline__ void rotate_head(float * x, int d, int n, float facto
 
 // q [d, n_head, n_tokens] -> q_dst; k [d, n_head_kv, n_tokens] and v [dv, ..] -> the rows of k_cells and v_cells that ids name. What is
 // not there has no heads. grid: (n_tokens, n_head + 2 n_head_kv); block: a multiple of 32; shared: 4 max(d, dv)
-KERNEL __launch_bounds__(1024) heads(Tensor q_dst, Tensor q, Tensor q_w, Heads of_q, Tensor k_cells, Tensor k, Tensor k_w, Heads of_k, Tensor v_cells, Tensor v, Heads of_v,
+KERNEL __launch_bounds__(256) heads(Tensor q_dst, Tensor q, Tensor q_w, Heads of_q, Tensor k_cells, Tensor k, Tensor k_w, Heads of_k, Tensor v_cells, Tensor v, Heads of_v,
              Tensor ids, Tensor pos, Tensor factors, Rope r) {
     DYNAMIC_SHARED(float, x);
     const int t = blockIdx.x, n_q = q.data ? (int) q.ne[1] : 0, n_k = (int) k.ne[1];

@@ -5,9 +5,11 @@
 #include "parts.cuh"
 #include "quants.cuh"
 
-__device__ __forceinline__ float dot(const Group & g, const int * q, const Scale & s) {
-    int low = 0, high = 0;
-    for (int j = 0; j < 4; j++) { low = __dp4a(g.q[j], q[j], low); high = __dp4a(g.q[j + 4], q[j + 4], high); }
+__device__ __forceinline__ float dot(const Group & g, const int4 * q, const Scale & s) {
+    const int4 a = q[0], b = q[1];
+    int low = __dp4a(g.q[0], a.x, 0), high = __dp4a(g.q[4], b.x, 0);
+    low = __dp4a(g.q[1], a.y, low); low = __dp4a(g.q[2], a.z, low); low = __dp4a(g.q[3], a.w, low);
+    high = __dp4a(g.q[5], b.y, high); high = __dp4a(g.q[6], b.z, high); high = __dp4a(g.q[7], b.w, high);
     return s.d * (g.d[0] * low + g.d[1] * high + g.m[0] * s.sum[0] + g.m[1] * s.sum[1]);
 }
 
@@ -21,7 +23,7 @@ template <class T, int COLUMNS> __device__ __forceinline__ void row_times(const 
         unpack_group<T>(row, i, g);
         for (int c = 0; c < COLUMNS; c++) {
             if (c >= n_columns) break;
-            sum[c] += dot(g, (const int *) (q + (int64_t) c * k) + 8 * i, s[c * (k / 32) + i]);
+            sum[c] += dot(g, (const int4 *) (q + (int64_t) c * k) + 2 * i, s[c * (k / 32) + i]);
         }
     }
     for (int c = 0; c < COLUMNS; c++) sum[c] = warp_sum(sum[c]);

@@ -98,8 +98,10 @@ def deep(n_layer: int) -> Callable[[spec.Spec], None]:
     return edit
 
 
-def decode(path: Path, batches: Sequence[int] = (12, 1, 1, 3), **options: Any) -> tuple[Array, list[int], list[str]]:
-    """(logits of all tokens, launches of each batch, kernels of the last batch but one), on the emulator."""
+def decode(path: Path, batches: Sequence[int] = (12, 1, 1, 3), n_seqs: int = 1, **options: Any
+           ) -> tuple[Array, list[int], list[str]]:
+    """(logits of all tokens, launches of each batch, kernels of the last batch but one), on the emulator. Each batch has so many
+    tokens of each sequence."""
     plans: list[Compiled] = []
     run_plan = Compiled.run
 
@@ -109,12 +111,13 @@ def decode(path: Path, batches: Sequence[int] = (12, 1, 1, 3), **options: Any) -
 
     rows, counts, names, pos = [], [], [], 0
     with (patch.object(Compiled, "run", keeping), ggraph.Model(path, n_gpu_layers="all") as opened,
-          ggraph.Context(opened, n_ctx=256, n_batch=64, n_threads=1, **options) as ctx):
+          ggraph.Context(opened, n_ctx=256 * n_seqs, n_batch=64, n_threads=1, n_seq_max=n_seqs, **options) as ctx):
         device: Any = ctx.backends[0]
         for n in batches:
             batch = ggraph.Batch()
-            for i in range(pos, pos + n):
-                batch.add((7 * i + 1) % 90, i, 0, output=True)
+            for seq in range(n_seqs):
+                for i in range(pos, pos + n):
+                    batch.add((7 * i + 5 * seq + 1) % 90, i, seq, output=True)
             pos += n
             before = len(plans)
             ctx.process("decode", batch)

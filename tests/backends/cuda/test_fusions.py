@@ -272,6 +272,18 @@ def test_a_model_gives_the_same_with_fewer_launches(name: str, tmp_path: Path) -
     assert all(a < b for a, b in zip(few, many))
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("unified", [True, False])
+@pytest.mark.parametrize("name", ["llama-dense", "qwen35-dense", "mamba2-dense", "falcon-h1-dense"])
+def test_sequences_side_by_side_give_the_same(name: str, unified: bool, tmp_path: Path) -> None:
+    path = model(name, tmp_path)
+    fused, _, _ = decode(path, (5, 1, 2), n_seqs=3, kv_unified=unified)
+    with unfused():
+        plain, _, _ = decode(path, (5, 1, 2), n_seqs=3, kv_unified=unified)
+    assert np.isfinite(fused).all() and np.array_equal(fused, plain)
+
+
 @pytest.mark.usefixtures("emulated")
 def test_a_token_of_a_dense_model_takes_at_most_nine_launches_per_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = model("llama-dense", tmp_path, edit=deep(32))
