@@ -104,7 +104,7 @@ class Device(Backend, Protocol):
 def backend_names() -> list[str]:
     """The backends that there are, whether they can be opened here or not."""
     folder = importlib.import_module(f"{__package__}.backends")
-    return sorted(m.name for m in pkgutil.iter_modules(folder.__path__))
+    return sorted(m.name for m in pkgutil.iter_modules(folder.__path__) if m.ispkg)
 
 
 def open_backend(name: str, **options: Any) -> Backend:
