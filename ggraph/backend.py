@@ -104,16 +104,16 @@ class Device(Backend, Protocol):
 def backend_names() -> list[str]:
     """The backends that there are, whether they can be opened here or not."""
     folder = importlib.import_module(f"{__package__}.backends")
-    return sorted(m.name for m in pkgutil.iter_modules(folder.__path__))
+    return sorted(m.name for m in pkgutil.iter_modules(folder.__path__) if m.ispkg)
 
 
 def open_backend(name: str, **options: Any) -> Backend:
     """The backend in folder `backends/<name>`; BackendError names what is missing."""
+    if name not in backend_names():
+        raise BackendError(f"there is no backend {name!r}; there are: {', '.join(backend_names())}")
     try:
         module = importlib.import_module(f"{__package__}.backends.{name}")
     except ModuleNotFoundError as e:
-        if e.name == f"{__package__}.backends.{name}":
-            raise BackendError(f"there is no backend {name!r}; there are: {', '.join(backend_names())}") from e
         raise BackendError(f"backend {name!r} cannot be opened: {e}") from e
     backend: Backend = module.open(**options)
     return backend

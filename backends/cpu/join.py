@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ggraph.size import terms_of
 from ggraph.tensor import Tensor
 
-from .layout import ANYHOW, COLUMNS, TOKENS, extent, packed
+from ..lowering import extent, packed
+from .layout import ANYHOW, COLUMNS, TOKENS
 
 if TYPE_CHECKING:
     from .lower import Cuts, Field, Step

@@ -6,10 +6,8 @@ Sizes are read when a kernel runs, and strides of axes of one element are never 
 """
 from __future__ import annotations
 
-from typing import Any
-
 from ggraph import dtypes
-from ggraph.tensor import Tensor, strides
+from ggraph.tensor import Tensor
 
 from .kernel import inline, simd
 
@@ -31,34 +29,9 @@ def f32_rows(*tensors: Tensor) -> bool:
     return all(t.type is dtypes.F32 for t in tensors) and in_rows(*tensors)
 
 
-def packed(x: Tensor) -> bool:
-    """Contiguous, whatever is written in the strides of axes of one element."""
-    return all(n == 1 or a == b for n, a, b in zip(x.ne, x.nb, strides(x.type, x.ne)))
-
-
 def shaped(x: Tensor, ne: tuple[int, ...]) -> Tensor:
     """The same bytes of a contiguous tensor in another shape."""
     return Tensor("reshape", x.type, ne, (x,), view_src=x.root, view_offs=x.view_offs)
-
-
-def apart(dst: Tensor, *sources: Tensor) -> bool:
-    """Writing dst row by row spoils no row of the sources that is still to be read: each lies elsewhere, or row for
-    row in the same place. To be asked when a fused kernel reads what the last node's result may have replaced."""
-    return all(_disjoint(dst, x) or (dst.place() == x.place() and dst.nb == x.nb and dst.ne == x.ne) for x in sources)
-
-
-def _disjoint(a: Tensor, b: Tensor) -> bool:
-    (home, start, end), (other, first, last) = extent(a), extent(b)
-    return home is not other or end <= first or last <= start
-
-
-def extent(x: Tensor) -> tuple[Any, int, int]:
-    """The buffer, and first and one past the last byte of what holds x, at the largest sizes: plain integers, which are
-    many times faster than sizes."""
-    root = x.root
-    n0, n1, n2, n3 = map(int, root.ne)
-    start = int(root.offset)
-    return root.buffer, start, start + root.type.row_bytes(n0) * n1 * n2 * n3
 
 
 # For kernels.

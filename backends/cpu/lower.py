@@ -12,13 +12,13 @@ runs through `ref`). Fields are evaluated for the sizes at hand by `Compiled`.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TypeVar
 
 from ggraph.tensor import Tensor
 
+from ..lowering import Readers, Scratch, ScratchMemory
 from .kernel import Kernel
 from .layout import ANYHOW
 
@@ -39,12 +39,6 @@ def lowers(*ops: str, chained: bool = True) -> Callable[[L], L]:
             UNCHAINED.add(ops)
         return fn
     return enter
-
-
-@dataclass(frozen=True)
-class Scratch:
-    """A byte offset in the scratch memory of one compiled split."""
-    offset: int
 
 
 Field = Tensor | Scratch | int | float
@@ -69,40 +63,20 @@ class Step:
         return self.fields if self.cuts is None else (*self.fields, self.how)
 
 
-class Emit:
-    """Collects the steps of one split. Scratch memory is reused by the next that asks for the same purpose."""
+class Emit(ScratchMemory):
+    """Collects the steps of one split."""
 
     def __init__(self, panels: Callable[[Tensor], int | None]):
+        super().__init__(align=64)
         self.steps: list[Step] = []
         self.panels = panels                     # weight -> address of its packed panels, None if it is not packed
-        self._scratch: dict[Hashable, tuple[Scratch, int, object]] = {}
         self.turn = 0                               # which of two areas for one purpose was last written
-        self.scratch_bytes = 0
-        self.reads: dict[Tensor, list[Tensor]] = {}
-        self.keep: frozenset[Tensor] = frozenset()
-
-    def readers(self, node: Tensor) -> list[Tensor] | None:
-        """The nodes of the split that read of what the node's root holds; None if it is read after the split too."""
-        return None if node.root in self.keep else self.reads.get(node.root, [])
+        self.readers = Readers().of
 
     def __call__(self, kernel: Kernel, *fields: Field, flags: int = 0, cuts: Cuts | None = None, writes: Field | None = None
                  ) -> None:
         """Add a step. With `cuts` it may be joined with its neighbours; `writes` is the first field if not given."""
         self.steps.append(Step(kernel, fields, flags, (), cuts, fields[0] if writes is None else writes))
-
-    def holds(self, purpose: Hashable, nbytes: int, content: object) -> Scratch | None:
-        """The memory for this purpose, if it is as large and an earlier step left `content` there."""
-        place, size, held = self._scratch.get(purpose, (None, 0, None))
-        return place if size >= nbytes and held is content else None
-
-    def scratch(self, purpose: Hashable, nbytes: int, content: object = None) -> tuple[Scratch, bool]:
-        """(memory for this purpose, whether it still holds `content` from an earlier step)."""
-        place, size, held = self._scratch.get(purpose, (None, 0, None))
-        if place is None or size < nbytes:
-            place, size, held = Scratch(self.scratch_bytes), -(-int(nbytes) // 64) * 64, None
-            self.scratch_bytes += size
-        self._scratch[purpose] = place, size, content
-        return place, content is not None and held == content
 
 
 def words(fields: Sequence[Field], scratch: int) -> list[int]:
@@ -123,8 +97,8 @@ def words(fields: Sequence[Field], scratch: int) -> list[int]:
 
 def lower(nodes: Sequence[Tensor], keep: frozenset[Tensor], emit: Emit) -> list[list[Step] | Tensor]:
     """Per node or fused run: its steps, or the node itself where no kernel fits. `keep` is read after this split."""
-    emit.reads, emit.keep = find_readers(nodes), keep
-    uses = count_uses(emit.reads, keep)
+    readers = Readers(nodes, keep)
+    emit.readers = readers.of
     lengths: dict[str, set[int]] = {}               # of runs that begin with an op
     for ops in LOWERINGS:
         lengths.setdefault(ops[0], set()).add(len(ops))
@@ -133,7 +107,7 @@ def lower(nodes: Sequence[Tensor], keep: frozenset[Tensor], emit: Emit) -> list[
     while i < len(nodes):
         for n in sorted(lengths.get(nodes[i].op, ()), reverse=True):
             run = tuple(nodes[i:i + n])
-            steps = _try(run, uses, emit)
+            steps = _try(run, readers, emit)
             if steps is not None:
                 out.append(steps)
                 i += n
@@ -144,10 +118,10 @@ def lower(nodes: Sequence[Tensor], keep: frozenset[Tensor], emit: Emit) -> list[
     return out
 
 
-def _try(run: tuple[Tensor, ...], uses: dict[Tensor, int], emit: Emit) -> list[Step] | None:
+def _try(run: tuple[Tensor, ...], readers: Readers, emit: Emit) -> list[Step] | None:
     ops = tuple(n.op for n in run)
     lowering = LOWERINGS.get(ops)
-    if lowering is None or not (ops in UNCHAINED or chained(run, uses)):
+    if lowering is None or not (ops in UNCHAINED or readers.chained(run)):
         return None
     before = len(emit.steps)
     if not lowering(emit, *run):
@@ -157,26 +131,3 @@ def _try(run: tuple[Tensor, ...], uses: dict[Tensor, int], emit: Emit) -> list[S
     for step in steps:
         step.nodes = step.nodes or run
     return steps
-
-
-def chained(run: Sequence[Tensor], uses: dict[Tensor, int]) -> bool:
-    """Each node but the last is read by the next one and by nothing else."""
-    return all(any(s is not None and s.root is a.root for s in b.src) and uses.get(a.root, 0) == 1
-               for a, b in pairwise(run))
-
-
-def find_readers(nodes: Sequence[Tensor]) -> dict[Tensor, list[Tensor]]:
-    """The nodes that read each root."""
-    readers: dict[Tensor, list[Tensor]] = {}
-    for node in nodes:
-        for root in {s.root for s in node.src if s is not None}:
-            readers.setdefault(root, []).append(node)
-    return readers
-
-
-def count_uses(reads: Mapping[Tensor, Sequence[Tensor]], keep: frozenset[Tensor]) -> dict[Tensor, int]:
-    """How many nodes read each root; what is kept counts once more."""
-    uses = {root: len(readers) for root, readers in reads.items()}
-    for root in keep:
-        uses[root] = uses.get(root, 0) + 1
-    return uses

@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from ggraph.dtypes import BF16, F16, F32
 from ggraph.tensor import Tensor
 
+from ..lowering import Scratch
 from ..ref.rows import alibi_slopes
 from . import activation
 from .attention_block import CHUNK, PANEL, PIECE, ROWS, state_bytes, work_bytes
 from .kernel import template
 from .layout import f32_rows, in_rows
-from .lower import Emit, Field, Scratch, lowers
+from .lower import Emit, Field, lowers
 from .unpack import unpacks
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"

@@ -10,9 +10,10 @@ from itertools import pairwise
 from ggraph import dtypes, ops
 from ggraph.tensor import Tensor
 
+from ..lowering import apart
 from .join import by_columns, by_tokens
 from .kernel import inline, simd, template, vmath
-from .layout import ANYHOW, CHUNK, address, apart, contiguous, f32_rows, n_rows, nb, ne, row, share, unravel, window
+from .layout import ANYHOW, CHUNK, address, contiguous, f32_rows, n_rows, nb, ne, row, share, unravel, window
 from .lower import Cuts, Emit, lowers
 from .ops_move import BAD_ROW, over_rows
 from .trig import sincos

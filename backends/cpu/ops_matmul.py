@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from ggraph.tensor import F32, Tensor
 
+from ..lowering import Scratch
 from . import activation, matmul, matmul_id
 from .activation import Q8, Form
 from .join import by_columns, by_tokens
-from .lower import ONE_THREAD, Emit, Scratch, lowers
+from .lower import ONE_THREAD, Emit, lowers
 from .ops_attention import flash_attn_ext, strided_mul_mat
 
 

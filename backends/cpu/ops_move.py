@@ -11,6 +11,7 @@ from ggraph import dtypes
 from ggraph.dtypes import F32, I32, DType
 from ggraph.tensor import Tensor, strides
 
+from ..lowering import packed
 from . import pack, unpack
 from .join import by_tokens
 from .kernel import Kernel, inline, simd, template
@@ -23,7 +24,6 @@ from .layout import (
     n_rows,
     nb,
     ne,
-    packed,
     row,
     shaped,
     share,

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ggraph.dtypes import F32, I32
-from ggraph.size import terms_of
+from ggraph.dtypes import F32
 from ggraph.tensor import Tensor, strides
 
+from ..lowering import apart, packed
+from ..states import goes_on, row_numbers, rows_of, stored
 from .kernel import template
-from .layout import apart, f32_rows, packed, shaped
+from .layout import f32_rows, shaped
 from .lower import Emit, Field, lowers
 from .ops_elementwise import _map
 from .ops_move import as_rows
@@ -56,43 +57,10 @@ def _conv():                                                            # type: 
 
 # State rows.
 
-def same(a: int, b: int) -> bool:
-    """Equal for every batch."""
-    return terms_of(a) == terms_of(b)
-
-
-def row_numbers(x: Tensor) -> bool:
-    return x.type is I32 and x.nb[0] == I32.nbytes
-
-
 def behind(node: Tensor, n_outputs: int, n: int, n_seqs: int) -> Tensor:
     """The states [n, n_seqs, n_snapshots] that an op's result holds behind its outputs."""
     shape = (n, n_seqs, node.params["n_snapshots"])
     return Tensor("view", F32, shape, (node,), view_src=node.root, view_offs=node.view_offs + F32.nbytes * n_outputs)
-
-
-def stored(emit: Emit, node: Tensor, n_outputs: int, sets: Sequence[Tensor]) -> tuple[Field, ...] | None:
-    """The tensors of new states and of their rows, if `sets` keep all of them and whatever else reads the node reads outputs."""
-    n, readers = node.params.get("n_snapshots", 1), emit.readers(node)
-    rows, to = rows_of(sets), sets[0].src[0]
-    if readers is None or n != len(sets) or rows is None or not f32_rows(to):
-        return None
-    start, size = node.view_offs + F32.nbytes * n_outputs, F32.nbytes * to.ne[0] * rows.ne[0]
-    kept = [x.src[1] for x in sets]
-    reads = [s for r in readers if r not in sets for s in r.src if s is not None and s.root is node.root]
-    fits = (all(x.root is node.root and packed(x) and same(x.view_offs, start + i * size) for i, x in enumerate(kept))
-            and all(same(s.view_offs, node.view_offs) and same(s.numel, n_outputs) for s in reads))
-    return (to, rows) if fits else None
-
-
-def rows_of(sets: Sequence[Tensor]) -> Tensor | None:
-    """The row numbers [n_seqs, n_snapshots] of nodes that write to one tensor."""
-    first, rows = sets[0], [x.src[2] for x in sets]
-    root = rows[0].root
-    if not all(x.src[0].place() == first.src[0].place() and row_numbers(r) and r.root is root
-               and same(r.view_offs, rows[0].view_offs + i * root.nb[1]) for i, (x, r) in enumerate(zip(sets, rows))):
-        return None
-    return Tensor("view", I32, (rows[0].ne[0], len(sets)), (root,), nb=root.nb[:2], view_src=root, view_offs=rows[0].view_offs)
 
 
 def mapped(emit: Emit, op: str, x: Tensor) -> tuple[Field, ...]:
@@ -133,7 +101,7 @@ def _enter_in_place(name: str, steps: Callable[[Emit, Tensor, Sequence[Field], S
     def lower(emit: Emit, get_rows: Tensor, node: Tensor, *sets: Tensor) -> bool:
         cache, rows = get_rows.src
         read = node.src[-1].root is get_rows and emit.readers(get_rows) == [node] and row_numbers(rows) and f32_rows(cache)
-        new = stored(emit, node, node.src[outputs].numel, sets) if read else None
+        new = stored(emit.readers(node), node, node.src[outputs].numel, sets) if read else None
         return new is not None and steps(emit, node, (cache, rows), new, True)
 
 
@@ -165,7 +133,7 @@ def ssm_scan(emit: Emit, node: Tensor) -> bool:
 def _enter_scan_in_place(n: int) -> None:
     @lowers("ssm_scan", *["set_rows"] * n, chained=False)
     def lower(emit: Emit, node: Tensor, *sets: Tensor) -> bool:
-        new = stored(emit, node, node.src[1].numel, sets)
+        new = stored(emit.readers(node), node, node.src[1].numel, sets)
         return new is not None and _scan_steps(emit, node, new, True)
 
 
@@ -218,17 +186,10 @@ def _going_on(emit: Emit, run: Sequence[Tensor], n: int, act: str, bias: Tensor 
     get_rows, concat = run[0], run[2 if n > 1 else 1]
     kept, (conv, *_), last = run[2 + (n > 1):2 + (n > 1) + 2 * n], run[2 + (n > 1) + 2 * n:], run[-1]
     conts, sets, rows = kept[::2], kept[1::2], rows_of(kept[1::2])
-    (before, turned), kernel, (old, numbers) = concat.src, conv.src[1], get_rows.src
-    x, d_conv = turned.src[0], int(kernel.ne[0])
-    windows = [c.src[0] for c in conts]
-    linked = (rows is not None and before.root is (run[1] if n > 1 else get_rows) and turned.op == "transpose"
-              and concat.params["axis"] == 0 and same(before.ne[0], d_conv - 1 + n - 1) and conv.src[0].root is concat
-              and same(conv.src[0].view_offs, (n - 1) * F32.nbytes) and all(s.src[1].root is c for c, s in zip(conts, sets))
-              and all(w.root is concat and w.nb[:3] == concat.nb[:3] and same(w.view_offs, (x.ne[1] + n - 1 - i) * F32.nbytes)
-                      for i, w in enumerate(windows))
-              and emit.readers(get_rows) == [run[1]] and emit.readers(concat) == [*conts, conv]
-              and (n == 1 or (run[1].src[0].root is get_rows and emit.readers(run[1]) == [concat]))
-              and all(emit.readers(c) == [s] for c, s in zip(conts, sets)))
+    kernel, (old, numbers) = conv.src[1], get_rows.src
+    x, d_conv = concat.src[1].src[0], int(kernel.ne[0])
+    linked = (rows is not None and goes_on(emit.readers, concat, run[1] if n > 1 else get_rows, conv, conts, sets)
+              and (n == 1 or (run[1].src[0].root is get_rows and emit.readers(get_rows) == [run[1]])))
     fits = (2 <= d_conv <= 4 and int(x.ne[0]) % 16 == 0 and packed(kernel) and kernel.type is F32
             and f32_rows(x, old, sets[0].src[0]) and row_numbers(numbers)
             and (bias is None or (f32_rows(bias) and int(bias.ne[0]) == int(x.ne[0]))))

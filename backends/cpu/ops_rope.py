@@ -15,11 +15,12 @@ from ggraph.dtypes import I32
 from ggraph.ops import MROPE, NORMAL, VISION
 from ggraph.tensor import Tensor
 
+from ..lowering import Scratch, apart
 from ..ref.rope import _sections, yarn_range
 from .join import by_tokens
 from .kernel import inline, simd, template
-from .layout import TOKENS, address, apart, f32_rows, in_rows, n_rows, ne, row, share, unravel
-from .lower import Cuts, Emit, Scratch, lowers
+from .layout import TOKENS, address, f32_rows, in_rows, n_rows, ne, row, share, unravel
+from .lower import Cuts, Emit, lowers
 from .ops_move import as_rows
 from .ops_rows import follows, normaliser
 from .trig import sincos

@@ -8,9 +8,10 @@ import numpy as np
 
 from ggraph.tensor import Tensor
 
+from ..lowering import apart
 from .join import by_tokens
 from .kernel import inline, simd, template
-from .layout import address, apart, n_rows, ne, row, share, unravel
+from .layout import address, n_rows, ne, row, share, unravel
 from .lower import Emit, lowers
 from .ops_move import over_rows
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,10 +43,12 @@ class Cuda:
         self.device = device
         self.graphs = env.get("GGRAPH_CUDA_GRAPH") != "0"
         self.weights: dict[Tensor, Buffer] = {}
+        self.scratches = [Buffer(0, 0)]
+        self.turn = threading.Lock()                # of plans: their launches stand together on the stream
         self.reported: set[str] = set()
         self.aborted = False
         for module in pkgutil.iter_modules(__path__):
-            if module.name.startswith("ops_"):
+            if module.name.startswith(("ops_", "fuse_")):
                 importlib.import_module(f"{__name__}.{module.name}")
 
     def alloc(self, nbytes: int) -> Buffer:
@@ -87,6 +90,13 @@ class Cuda:
             self.weights[weight] = buffer
             self.upload(buffer, 0, weight.buffer.data[weight.offset:weight.offset + int(weight.nbytes)])
         return self.weights[weight]
+
+    def scratch(self, nbytes: int) -> int:
+        """The address of so much memory that plans leave results in while they run: one runs at a time, so all share it. It stays
+        where it is, since recorded launches know it."""
+        if nbytes > self.scratches[-1].nbytes:
+            self.scratches.append(self.alloc(nbytes))
+        return self.scratches[-1].address
 
     def place(self, tensor: Tensor) -> tuple[int, int]:
         """(address of the buffer, byte offset in it) on the device."""

@@ -11,7 +11,7 @@ import numpy as np
 from ggraph.backend import OutOfMemory
 from ggraph.errors import BackendError
 
-from . import nvrtc
+from . import cublas, nvrtc
 from .device import Device, Dim, Kernel
 
 HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
@@ -39,6 +39,8 @@ class CupyDevice(Device):
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self.allocated: set[int] = set()
         self.modules: dict[tuple[str, Any], int] = {}
+        self.library = cublas.library() is not None
+        self.cublas: cublas.Cublas | None = None                # made when it is first used: it takes memory
 
     def alloc(self, nbytes: int) -> int:
         try:
@@ -73,6 +75,8 @@ class CupyDevice(Device):
     def close(self) -> None:
         if not self.closed:
             self.closed = True
+            if self.cublas is not None:
+                self.cublas.close()
             for address in list(self.allocated):
                 self.free(address)
             for module in self.modules.values():
@@ -91,6 +95,11 @@ class CupyDevice(Device):
         if shared > WITHOUT_ASKING:
             self.driver.funcSetAttribute(function, MAX_DYNAMIC_SHARED, shared)
         self.driver.launchKernel(function, *grid, *block, shared, self.stream.ptr, args.ctypes.data, 0)
+
+    def _multiply(self, a: int, b: int, c: int, n: int, m: int, k: int, type: int) -> None:
+        if self.cublas is None:
+            self.cublas = cublas.Cublas(self.stream.ptr)
+        self.cublas.multiply(a, b, c, n, m, k, type)
 
     def _upload(self, address: int, data: np.ndarray) -> None:
         self.runtime.memcpyAsync(address, data.ctypes.data, data.nbytes, HOST_TO_DEVICE, self.stream.ptr)

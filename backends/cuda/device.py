@@ -5,6 +5,7 @@ launches, so that tests can hold them to a limit. It knows nothing of tensors.
 """
 from __future__ import annotations
 
+import ctypes
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from ggraph.errors import BackendError
 Dim = tuple[int, int, int]
 MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_THREADS = 1024
+LARGEST_ARG = 2048                  # bytes: whoever records a launch may copy so many from where an argument begins
 
 
 class Kernel(NamedTuple):
@@ -29,10 +31,14 @@ class Kernel(NamedTuple):
         return self.name + "".join(f" {v}" for _, v in self.defines)
 
 
+LIBRARY = Kernel("", "multiply")        # no kernel of ours: `Device.multiply`
+
+
 class Device(ABC):
     """One GPU. Addresses are integers; what is launched or copied runs in that order. Errors: `BackendError`."""
     name: str
     n_processors: int                   # streaming multiprocessors
+    library = False                     # whether `multiply` can run
     max_shared: int                     # bytes of shared memory that one block may ask for
 
     def __init__(self) -> None:
@@ -52,6 +58,12 @@ class Device(ABC):
         check_geometry(kernel, grid, block, shared, self.max_shared)
         self.counts["launches"] += 1
         self._launch(self.function(kernel), grid, block, shared, args)
+
+    def multiply(self, args: np.ndarray) -> None:
+        """A product of the library: `args` uint64 [7], addresses of the words a, b, c, n, m, k, type: c F32 [m][n] = b [m][k] times
+        a [n][k], both of that type, F16 or BF16. It is not recorded."""
+        self.counts["launches"] += 1
+        self._multiply(*(ctypes.c_int64.from_address(int(word)).value for word in args))
 
     def upload(self, address: int, data: np.ndarray) -> None:
         """Host to device; `data` may be changed as soon as this returns."""
@@ -91,6 +103,8 @@ class Device(ABC):
     def _function(self, kernel: Kernel) -> Any: ...
     @abstractmethod
     def _launch(self, function: Any, grid: Dim, block: Dim, shared: int, args: np.ndarray) -> None: ...
+    @abstractmethod
+    def _multiply(self, a: int, b: int, c: int, n: int, m: int, k: int, type: int) -> None: ...
     @abstractmethod
     def _upload(self, address: int, data: np.ndarray) -> None: ...
     @abstractmethod

@@ -15,14 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from ggraph import env
+from ggraph import dtypes, env
 from ggraph.backend import OutOfMemory
 from ggraph.errors import BackendError
 
 from . import source
-from .device import Device, Dim, Kernel
+from .device import LARGEST_ARG, Device, Dim, Kernel
 
 FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-shared", "-fPIC", "-DGGRAPH_EMULATOR"]
+TWINS = {"mma.cuh"}                    # headers with such instructions
 MARGIN = 256
 PATTERN = 0xA5
 _RUNNING = threading.Lock()             # fibers and shared memory are statics of the compiled file
@@ -121,7 +122,7 @@ class Emulator(Device):
         if len(args) != arity:
             raise BackendError(f"kernel {kernel} takes {arity} arguments, not {len(args)}")
         if self.recording:
-            self.recorded.append((function, grid, block, shared, [ctypes.string_at(int(a), 128) for a in args]))
+            self.recorded.append((function, grid, block, shared, [ctypes.string_at(int(a), LARGEST_ARG) for a in args]))
         else:
             self._run(kernel, run, grid, block, shared, args)
 
@@ -129,6 +130,13 @@ class Emulator(Device):
         self.last = kernel
         with _RUNNING:
             run((ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block), ctypes.c_size_t(shared), ctypes.c_void_p(args.ctypes.data))
+
+    library = True
+
+    def _multiply(self, a: int, b: int, c: int, n: int, m: int, k: int, type: int) -> None:
+        assert not self.recording, "products of the library are not recorded"
+        weights, x = (_floats(address, rows * k, type).reshape(rows, k) for address, rows in ((a, n), (b, m)))
+        _array(c, m * n, ctypes.c_float)[:] = (x @ weights.T).reshape(-1)
 
     def begin_capture(self) -> None:
         self.recording, self.recorded = True, []
@@ -149,6 +157,23 @@ class Emulator(Device):
 
 def _address(data: bytes) -> int:
     return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
+
+
+def _array(address: int, n: int, kind: Any) -> np.ndarray:
+    return np.ctypeslib.as_array((kind * n).from_address(address))
+
+
+def _floats(address: int, n: int, type: int) -> np.ndarray:
+    words = _array(address, n, ctypes.c_uint16)
+    if type == dtypes.F16.id:
+        return words.view(np.float16).astype(np.float32)
+    return (words.astype(np.uint32) << 16).view(np.float32)
+
+
+def twins() -> list[str]:
+    """Kernels whose path on a GPU is not what runs here: those with instructions that have a twin on the host, and the library."""
+    return [*(f"{file}.{name}" for file in source.files() if TWINS & source.headers(source.source(file)).keys()
+              for name in source.names(file)), "multiply (cuBLAS)"]
 
 
 def glue(names: list[str]) -> str:

@@ -37,6 +37,11 @@ def elements(x: Tensor, each: int = 256) -> tuple[Blocks]:
     return (Blocks(x.numel, each),)
 
 
+def threads(n: int) -> int:
+    """Of a block that takes a row of n elements, about four each."""
+    return min(1024, max(32, -(-int(n) // 128) * 32))
+
+
 def bits(x: Tensor) -> int:
     """The number by which a kernel that only moves elements knows a type: 32-bit integers move as floats do."""
     return dtypes.F32.id if x.type is dtypes.I32 else x.type.id

@@ -20,13 +20,13 @@ OPTIONS = ("--std=c++17", "--ftz=false", "--extra-device-vectorization")
 MISSING = "NVRTC, CUDA's compiler, is not found; pip install 'ggraph-runtime[cuda13]' (CUDA 12 drivers: [cuda12])"
 
 
-def candidates() -> list[str]:
-    """Where the library may be: wheels of NVIDIA, CUDA_HOME, the system; newest first."""
-    found = [path for folder in sys.path if folder for path in Path(folder).glob("nvidia/*/lib*/libnvrtc.so.*")]
+def candidates(stem: str = "nvrtc") -> list[str]:
+    """Where a library of CUDA may be: wheels of NVIDIA, CUDA_HOME, the system; newest first."""
+    found = [path for folder in sys.path if folder for path in Path(folder).glob(f"nvidia/*/lib*/lib{stem}.so.*")]
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
-    found += Path(home).glob("lib64/libnvrtc.so.*")
+    found += Path(home).glob(f"lib64/lib{stem}.so.*")
     names = [str(p) for p in sorted(found, key=lambda p: p.name, reverse=True) if "alt" not in p.name and "builtins" not in p.name]
-    return [*names, *filter(None, [find_library("nvrtc")])]
+    return [*names, *filter(None, [find_library(stem)])]
 
 
 @cache

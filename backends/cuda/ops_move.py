@@ -5,6 +5,7 @@ from ggraph import dtypes
 from ggraph.dtypes import DType
 from ggraph.tensor import Tensor
 
+from .activation import unpackable
 from .device import Kernel
 from .layout import PACKED, PLAIN, bits, elements, f32, in_rows
 from .lower import Blocks, Emit, lowers
@@ -40,10 +41,6 @@ def in_blocks(x: Tensor) -> Tensor:
     seen = Tensor("view", x.type, x.ne, (x,), nb=x.nb, view_src=x.root, view_offs=x.view_offs)
     seen.ne = (x.ne[0] // x.type.block, *x.ne[1:])
     return seen
-
-
-def unpackable(type: DType) -> bool:
-    return type.quantized and type.name not in ("Q8_1", "Q8_K")
 
 
 @lowers("cont")

@@ -4,23 +4,11 @@ from __future__ import annotations
 from ggraph.tensor import Tensor
 
 from .device import Kernel
-from .layout import elements, f32, plain, rows
+from .layout import elements, f32, plain, rows, threads
 from .lower import Blocks, Emit, lowers
 
-NORMS = {"norm": 0, "rms_norm": 1, "l2_norm": 2}
 MAX_SORTED = 8192           # elements of a row, which are sorted in shared memory
 MAX_HADAMARD = 8192
-
-
-def norm(name: str, kind: int) -> None:
-    @lowers(name)
-    def lower(emit: Emit, node: Tensor) -> bool:
-        emit(Kernel("rows", "normalize"), node, node.src[0], kind, float(node.params["eps"]), grid=rows(node))
-        return f32(node, node.src[0])
-
-
-for _name, _kind in NORMS.items():
-    norm(_name, _kind)
 
 
 @lowers("group_norm")
@@ -54,7 +42,7 @@ def soft_max(emit: Emit, node: Tensor) -> bool:
     x, mask, sinks = node.src
     p = node.params
     emit(Kernel("rows", "soft_max"), node, x, mask, sinks, mask.type.id if mask is not None else 0, float(p["scale"]),
-         float(p["max_bias"]), grid=rows(node))
+         float(p["max_bias"]), grid=rows(node), block=threads(x.ne[0]))
     return f32(node, x, sinks) and (mask is None or plain(mask))
 
 

@@ -9,7 +9,7 @@ import struct
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,29 +19,32 @@ from ggraph.errors import Aborted
 from ggraph.size import Sizes
 from ggraph.tensor import Tensor
 
-from .device import Dim
-from .lower import Arg, Emit, Launch, Scratch, lower
+from ..lowering import Scratch
+from .device import LARGEST_ARG, LIBRARY, Dim
+from .lower import MAX_CONDITIONS, Arg, Condition, Launch, Tickets, lower
 
 if TYPE_CHECKING:
     from . import Cuda
 
 MAX_GRAPHS = 8              # of one split: sizes that come back
+PAST_END = LARGEST_ARG // 8
 
 
 class Compiled:
     def __init__(self, backend: Cuda, nodes: Sequence[Tensor], keep: frozenset[Tensor]):
         self.backend, self.device = backend, backend.device
-        emit = Emit()
-        lower(nodes, keep, emit)
+        emit = lower(nodes, keep, backend.device.library, backend.device.max_shared)
         self.launches = emit.launches
-        self.reads: Collection[Tensor] = {a.root for launch in self.launches for a in launch.args if isinstance(a, Tensor)}
-        self.scratch = self._scratch(emit.scratch_bytes)
+        self.reads: Collection[Tensor] = {t.root for launch in self.launches for t in tensors(launch.args)}
+        self.scratch, self.tickets = backend.scratch(emit.scratch_bytes), self._own(emit.ticket_bytes)
         self.sizes: Sizes | None = None                                       # from the first run on: places are known then
         self.graphs: OrderedDict[tuple[int, ...], Any] = OrderedDict()       # by sizes; None: seen once
         for launch in self.launches:
-            self.device.function(launch.kernel)
+            if launch.kernel is not LIBRARY:
+                self.device.function(launch.kernel)
 
-    def _scratch(self, nbytes: int) -> int:
+    def _own(self, nbytes: int) -> int:
+        """Zeroed memory that is given back with the plan."""
         if not nbytes:
             return 0
         address = self.device.alloc(nbytes)
@@ -59,14 +62,14 @@ class Compiled:
                 numbers += self._words(arg)
         self.n_args = len(numbers)
         for launch in self.launches:
-            numbers += [blocks.n for blocks in launch.grid] + [launch.condition[0] if launch.condition else 0]
-        self.sizes = Sizes([*numbers, *[0] * 16])                             # whoever copies an argument may read beyond it
+            numbers += [blocks.n for blocks in launch.grid] + [n for n, _, _ in padded(launch.conditions)]
+        self.sizes = Sizes([*numbers, *[0] * PAST_END])                           # whoever copies an argument may read beyond it
         base = self.sizes.numbers.ctypes.data
         self.args = [np.array([base + 8 * i for i in s], np.uint64) for s in starts]
         self._each = np.array([[b.each for b in launch.grid] for launch in self.launches], np.int64).reshape(-1, 3)
         self._numbers = self.sizes.numbers
-        limits = [launch.condition[1:] if launch.condition else (0, 1 << 62) for launch in self.launches]
-        self._limits = np.array(limits, np.int64).reshape(-1, 2)
+        limits = [[c[1:] for c in padded(launch.conditions)] for launch in self.launches]
+        self._limits = np.array(limits, np.int64).reshape(-1, MAX_CONDITIONS, 2)
 
     def _words(self, arg: Arg) -> list[int]:
         if isinstance(arg, Tensor):
@@ -74,6 +77,8 @@ class Compiled:
             return [address + offset, *arg.ne, *arg.nb]
         if arg is None:
             return [0] * 9
+        if isinstance(arg, Tickets):
+            return [self.tickets + arg.offset]
         if isinstance(arg, Scratch):
             return [self.scratch + arg.offset]
         if isinstance(arg, float):
@@ -85,13 +90,15 @@ class Compiled:
     def _take_sizes(self) -> None:
         """Grids, and which launches run, for the numbers as they are."""
         assert self.sizes is not None
-        rows = self._numbers[self.n_args:-16].reshape(-1, 4)
+        rows = self._numbers[self.n_args:-PAST_END].reshape(-1, 3 + MAX_CONDITIONS)
         grids = -(-rows[:, :3] // self._each)
-        runs = (grids > 0).all(1) & (rows[:, 3] >= self._limits[:, 0]) & (rows[:, 3] <= self._limits[:, 1])
+        holds = np.logical_and(rows[:, 3:] >= self._limits[..., 0], rows[:, 3:] <= self._limits[..., 1])
+        runs = np.logical_and((grids > 0).all(1), holds.all(1))
         self.active: list[tuple[Launch, Dim, np.ndarray]] = [
             (launch, (g[0], g[1], g[2]), args) for launch, g, args, run in
             zip(self.launches, grids.tolist(), self.args, runs.tolist()) if run]
         self.key = tuple(self.sizes.products)
+        self.recordable = len(self.active) > 1 and all(launch.kernel is not LIBRARY for launch, _, _ in self.active)
 
     def resize(self, values: Mapping[str, int]) -> None:
         sizes = self._settle()
@@ -110,9 +117,13 @@ class Compiled:
     def run(self, n_threads: int = 1, times: list[NodeTime] | None = None) -> None:
         self.backend.aborted = False
         self._settle()
+        with self.backend.turn:
+            self._run(times)
+
+    def _run(self, times: list[NodeTime] | None) -> None:
         if times is not None:
             self._run_timed(times)
-        elif not self.backend.graphs or len(self.active) < 2:
+        elif not (self.backend.graphs and self.recordable):
             self._launch_all()
         else:
             graph = self.graphs.get(self.key)
@@ -139,19 +150,38 @@ class Compiled:
         return graph
 
     def _launch_all(self) -> None:
-        launch_on = self.device.launch
         for launch, grid, args in self.active:
             if self.backend.aborted:
                 raise Aborted("the run was aborted")
-            launch_on(launch.kernel, grid, launch.block, launch.shared, args)
+            self._launch(launch, grid, args)
+
+    def _launch(self, launch: Launch, grid: Dim, args: np.ndarray) -> None:
+        if launch.kernel is LIBRARY:
+            self.device.multiply(args)
+        else:
+            self.device.launch(launch.kernel, grid, launch.block, launch.shared, args)
 
     def _run_timed(self, times: list[NodeTime]) -> None:
         for launch, grid, args in self.active:
             self.device.sync()
             start = time.perf_counter()
-            self.device.launch(launch.kernel, grid, launch.block, launch.shared, args)
+            self._launch(launch, grid, args)
             self.device.sync()
             times.append(NodeTime(launch.nodes, time.perf_counter() - start))
+
+
+def padded(conditions: tuple[Condition, ...]) -> list[Condition]:
+    """With conditions that always hold."""
+    return [*conditions, *[(0, 0, 1 << 62)] * (MAX_CONDITIONS - len(conditions))]
+
+
+def tensors(args: tuple[Arg, ...]) -> Iterator[Tensor]:
+    """All among the arguments, also those within structs."""
+    for arg in args:
+        if isinstance(arg, Tensor):
+            yield arg
+        elif isinstance(arg, tuple):
+            yield from tensors(arg)
 
 
 def _free(device: weakref.ref[Any], address: int) -> None:

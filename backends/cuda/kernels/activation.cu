@@ -8,3 +8,9 @@ KERNEL quantize(Tensor x, char * q, Scale * scale, int x_type) {
     const Index r = row_index(x, row);
     quantize32(load(x_type, at(x, r) + i * x.nb[0]), q + row * k + i / 32 * 32, scale + (row * k + i) / 32);
 }
+
+// n activations back to floats of 16 bits. grid: n / 256
+KERNEL unpack_bf16(const char * q, const Scale * scale, uint16_t * to, int64_t n) {
+    const int64_t i = (int64_t) blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) to[i] = float_to_bf16(scale[i / 32].d * q[i]);
+}

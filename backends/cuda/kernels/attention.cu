@@ -1,45 +1,84 @@
-// Attention as one op. K and V of types K_TYPE and V_TYPE: a quantized type of quants.cuh, or a Plain<number>.
-// A block has one token, up to 8 query heads that share a KV head, and a run of cells (split KV): `combine` joins the runs.
-#include "quants.cuh"
+// Attention of few tokens. K and V of types K_TYPE and V_TYPE: a quantized type of quants.cuh, or a Plain<number>.
+// A block has one token, up to 8 query heads that share a KV head, and a run of cells (split KV): the block that comes last joins the runs.
+#include "attention.cuh"
 
-template <int T> struct Plain {
-    static const int BLOCK = 1, BYTES = T == F32 ? 4 : 2;
-    __device__ static float element(const char * b, int) { return load(T, b); }
-};
-template <class T> __device__ __forceinline__ float element(const char * row, int i) {
-    return T::element(row + i / T::BLOCK * T::BYTES, i % T::BLOCK);
-}
 const int THREADS = 128, HEADS = 8, CELLS = 128;                         // cells that a block takes at a time, one per thread
 
-struct Attention { float scale, pad0, max_bias, pad1, softcap, pad2; int64_t cells_each; };
-
-__device__ __forceinline__ float slope(int h, int n_head, float max_bias) {
-    if (max_bias <= 0.0f) return 1.0f;
-    int n = 1;
-    while (2 * n <= n_head) n *= 2;
-    return h < n ? powf(2.0f, -max_bias / n * (h + 1)) : powf(2.0f, -max_bias / 2 / n * (2 * (h - n) + 1));
+// Whether this is the last of n blocks that draw at a ticket: then it sees what the others wrote. The ticket is as before again.
+__device__ __forceinline__ bool last_of(int n, int * ticket) {
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        last = atomicAdd(ticket, 1) == n - 1;
+        if (last) *ticket = 0;
+    }
+    __syncthreads();
+    __threadfence();
+    return last;
 }
 
-template <class K> __device__ __forceinline__ float dot(const char * k, const float * q, int d) {
-    float sum = 0.0f;
-    if constexpr (K::BLOCK == 1) {
-        for (int i = 0; i < d; i++) sum += K::element(k + i * K::BYTES, 0) * q[i];
-    } else {
-        for (int i = 0; i < d / 32; i++) {
-            Group g;
-            unpack_group<K>(k, i, g);
-            for (int j = 0; j < 32; j++) sum += value(g, j) * q[32 * i + j];
-        }
+// Whether any thread of the block says so.
+__device__ __forceinline__ bool any_of_block(bool mine) {
+    __shared__ int any;
+    __syncthreads();
+    if (threadIdx.x == 0) any = 0;
+    __syncthreads();
+    if (mine) any = 1;
+    __syncthreads();
+    return any;
+}
+
+// Whether any of n heads, whose scores are CELLS apart, gives a cell weight.
+__device__ __forceinline__ bool any_weight(const float * scores, int n) {
+    bool any = false;
+    for (int h = 0; h < n; h++) any |= scores[h * CELLS] != 0.0f;
+    return any;
+}
+
+// N values of a row of K, from i on.
+template <class K> struct Piece {                                        // a group of a quantized type
+    static const int N = 32;
+    __device__ static void load(const char * row, int i, float (&x)[N]) {
+        Group g;
+        unpack_group<K>(row, i / 32, g);
+        for (int j = 0; j < 32; j++) x[j] = value(g, j);
     }
-    return sum;
+};
+template <int T> struct Piece<Plain<T>> {                                // 16 bytes of a 16-bit type, where the row is aligned to that
+    static const int N = 8;
+    __device__ static void load(const char * row, int i, float (&x)[N]) {
+        const char * p = row + i * Plain<T>::BYTES;
+        if (Plain<T>::BYTES == 2 && ((uint64_t) p & 15) == 0) {
+            const int4 raw = *(const int4 *) p;
+            const int words[4] = {raw.x, raw.y, raw.z, raw.w};
+            for (int j = 0; j < 8; j++) { const uint16_t h = (uint16_t) (words[j / 2] >> j % 2 * 16); x[j] = T == F16 ? half_to_float(h) : bf16_to_float(h); }
+        } else for (int j = 0; j < 8; j++) x[j] = Plain<T>::element(p + j * Plain<T>::BYTES, 0);
+    }
+};
+
+// A row of K times n queries, which stand one behind the other in shared memory.
+template <class K> __device__ __forceinline__ void dots(const char * row, const float * queries, int d, int n, float (&sum)[HEADS]) {
+    const int N = Piece<K>::N;
+    for (int h = 0; h < HEADS; h++) sum[h] = 0.0f;
+    int i = 0;
+    for (; i + N <= d; i += N) {
+        float x[N];
+        Piece<K>::load(row, i, x);
+        #pragma unroll
+        for (int h = 0; h < HEADS; h++) if (h < n) for (int j = 0; j < N; j++) sum[h] += x[j] * queries[h * d + i + j];
+    }
+    if constexpr (K::BLOCK == 1)
+        for (; i < d; i++) for (int h = 0; h < HEADS; h++) if (h < n) sum[h] += K::element(row + i * K::BYTES, 0) * queries[h * d + i];
 }
 
 // q F32 [dk, n_tokens, n_head, n_stream], k [dk, n_kv, n_head_kv, n_stream], v [dv, ..]; dst [dv, n_head, n_tokens, n_stream].
-// With one run the result is written to dst; with more, sums to `part` [run][stream][token][head][dv + 2], maximum and total behind each.
+// The result is written as Out says. Runs that are to be joined leave their sums in `part` [stream][token][head][run][dv + 2], maximum and
+// total behind each, and draw a ticket.
 // grid: (runs, n_tokens, n_stream * n_head_kv * groups of up to 8 heads); block: 128; shared: 8 * (dk + 128) floats
 template <int WIDTH> __device__ __forceinline__ void attend(const Tensor & dst, const Tensor & q, const Tensor & k, const Tensor & v,
                                                             const Tensor & mask, const Tensor & sinks, int mask_type, const Attention & p,
-                                                            float * part) {
+                                                            float * part, int * tickets, const Out & out) {
     DYNAMIC_SHARED(float, queries);
     const int dk = (int) q.ne[0], dv = (int) v.ne[0], n_head = (int) q.ne[2], n_kv = (int) k.ne[1], n_head_kv = (int) k.ne[2];
     const int shared_heads = n_head / n_head_kv, groups = (shared_heads + HEADS - 1) / HEADS, tid = threadIdx.x;
@@ -56,64 +95,79 @@ template <int WIDTH> __device__ __forceinline__ void attend(const Tensor & dst, 
     for (int start = first; start < last; start += CELLS) {
         const int cell = start + tid, n_cells = min(CELLS, last - start);
         const float bias = cell >= last ? -INFINITY : seen ? load(mask_type, seen + cell * mask.nb[0]) : 0.0f;
-        __syncthreads();
-        for (int h = 0; h < n; h++) {
-            float s = -INFINITY;
-            if (bias > -INFINITY) {
-                s = dot<K_TYPE>(k0 + cell * k.nb[1], queries + h * dk, dk) * (p.softcap != 0.0f ? p.scale / p.softcap : p.scale);
-                if (p.softcap != 0.0f) s = p.softcap * tanhf(s);
-                s += slope(head0 + h, n_head, p.max_bias) * bias;
-            }
-            scores[h * CELLS + tid] = s;
-        }
+        if (!any_of_block(bias > -INFINITY)) continue;
+        float sum[HEADS];
+        if (bias > -INFINITY) dots<K_TYPE>(k0 + cell * k.nb[1], queries, dk, n, sum);
+        #pragma unroll
+        for (int h = 0; h < HEADS; h++) if (h < n)
+            scores[h * CELLS + tid] = bias > -INFINITY ? score(sum[h], p, slope(head0 + h, n_head, p.max_bias) * bias) : -INFINITY;
         __syncthreads();
         for (int h = tid / 32; h < n; h += THREADS / 32) {                  // a warp has a head: new maximum, weights, sum
-            float m = -INFINITY, sum = 0.0f;
+            float m = -INFINITY, e_sum = 0.0f;
             for (int c = tid % 32; c < CELLS; c += 32) m = fmaxf(m, scores[h * CELLS + c]);
             m = fmaxf(warp_max(m), top[h]);
             const float base = m == -INFINITY ? 0.0f : m;
-            for (int c = tid % 32; c < CELLS; c += 32) { const float e = expf(scores[h * CELLS + c] - base); scores[h * CELLS + c] = e; sum += e; }
-            sum = warp_sum(sum);
-            if (tid % 32 == 0) { rescale[h] = expf(top[h] - base); total[h] = total[h] * rescale[h] + sum; top[h] = m; }
+            for (int c = tid % 32; c < CELLS; c += 32) { const float e = expf(scores[h * CELLS + c] - base); scores[h * CELLS + c] = e; e_sum += e; }
+            e_sum = warp_sum(e_sum);
+            if (tid % 32 == 0) { rescale[h] = expf(top[h] - base); total[h] = total[h] * rescale[h] + e_sum; top[h] = m; }
         }
         __syncthreads();
-        for (int h = 0; h < n; h++) for (int w = 0; w < WIDTH; w++) acc[h][w] *= rescale[h];
-        for (int c = 0; c < n_cells; c++) for (int w = 0; w < WIDTH; w++) {
-            const int i = tid + w * THREADS;
-            if (i >= dv) break;
-            bool any = false;
-            for (int h = 0; h < n; h++) any |= scores[h * CELLS + c] != 0.0f;
-            if (!any) break;                                              // a masked cell may hold anything
-            const float x = element<V_TYPE>(v0 + (start + c) * v.nb[1], i);
-            for (int h = 0; h < n; h++) acc[h][w] += scores[h * CELLS + c] * x;
+        #pragma unroll
+        for (int h = 0; h < HEADS; h++) if (h < n) for (int w = 0; w < WIDTH; w++) acc[h][w] *= rescale[h];
+        for (int c = 0; c < n_cells; c++) {
+            if (scores[c] == 0.0f && (n == 1 || !any_weight(scores + c, n))) continue;      // a masked cell may hold anything
+            for (int w = 0; w < WIDTH; w++) {
+                const int i = tid + w * THREADS;
+                const float x = i < dv ? element<V_TYPE>(v0 + (start + c) * v.nb[1], i) : 0.0f;
+                #pragma unroll
+                for (int h = 0; h < HEADS; h++) if (h < n) acc[h][w] += scores[h * CELLS + c] * x;
+            }
         }
     }
     __syncthreads();
-    for (int h = 0; h < n; h++) {
+    const int64_t row = ((int64_t) stream * dst.ne[2] + token) * n_head + head0;             // of head0 in the result
+    const int n_runs = gridDim.x;
+    if (n_runs > 1) {
+        #pragma unroll
+        for (int h = 0; h < HEADS; h++) if (h < n) {
+            float * to = part + ((row + h) * n_runs + blockIdx.x) * (dv + 2);
+            for (int w = 0; w < WIDTH; w++) if (tid + w * THREADS < dv) to[tid + w * THREADS] = acc[h][w];
+            if (tid == 0) { to[dv] = top[h]; to[dv + 1] = total[h]; }
+        }
+        if (!last_of(n_runs, tickets + (int64_t) blockIdx.y * gridDim.z + blockIdx.z)) return;
+    }
+    #pragma unroll
+    for (int h = 0; h < HEADS; h++) if (h < n) {
         const int head = head0 + h;
-        if (gridDim.x == 1) {
-            float m = top[h], sum = total[h], scale = 1.0f;
-            if (sinks.data) {
-                const float sink = *(const float *) (sinks.data + head * sinks.nb[0]), both = fmaxf(m, sink);
-                scale = expf(m - both); sum = sum * scale + expf(sink - both);
-            }
-            for (int w = 0, i = tid; i < dv; w++, i += THREADS) *(float *) at(dst, i, head, token, stream) = sum > 0.0f ? acc[h][w] * scale / sum : 0.0f;
-        } else {
-            float * out = part + (((int64_t) blockIdx.x * dst.ne[3] + stream) * dst.ne[2] + token) * n_head * (dv + 2) + head * (dv + 2);
-            for (int w = 0, i = tid; i < dv; w++, i += THREADS) out[i] = acc[h][w];
-            if (tid == 0) { out[dv] = top[h]; out[dv + 1] = total[h]; }
+        const volatile float * runs = part + (row + h) * n_runs * (dv + 2);
+        const float sink = sinks.data ? *(const float *) (sinks.data + head * sinks.nb[0]) : -INFINITY;
+        float m = fmaxf(top[h], sink), sum = 0.0f;
+        if (n_runs > 1) for (int r = 0; r < n_runs; r++) m = fmaxf(m, runs[r * (dv + 2) + dv]);
+        if (m == -INFINITY) m = 0.0f;
+        if (n_runs == 1) sum = total[h] * expf(top[h] - m);
+        else for (int r = 0; r < n_runs; r++) sum += runs[r * (dv + 2) + dv + 1] * expf(runs[r * (dv + 2) + dv] - m);
+        sum += expf(sink - m);
+        for (int w = 0; w < WIDTH; w++) {
+            const int i = tid + w * THREADS;
+            if (i >= dv) break;
+            float x = 0.0f;
+            if (n_runs == 1) x = acc[h][w] * expf(top[h] - m);
+            else for (int r = 0; r < n_runs; r++) x += runs[r * (dv + 2) + i] * expf(runs[r * (dv + 2) + dv] - m);
+            x = sum > 0.0f ? x / sum : 0.0f;
+            if (out.floats) *(float *) at(dst, i, head, token, stream) = x;
+            if (out.q) quantize32(x, out.q + (row + h) * dv + i / 32 * 32, out.s + ((row + h) * dv + i) / 32);
         }
     }
 }
-KERNEL attend_1(Tensor dst, Tensor q, Tensor k, Tensor v, Tensor mask, Tensor sinks, int mask_type, Attention p, float * part) {
-    attend<1>(dst, q, k, v, mask, sinks, mask_type, p, part);
+KERNEL attend_1(Tensor dst, Tensor q, Tensor k, Tensor v, Tensor mask, Tensor sinks, int mask_type, Attention p, float * part, int * tickets, Out out) {
+    attend<1>(dst, q, k, v, mask, sinks, mask_type, p, part, tickets, out);
 }
-KERNEL attend_2(Tensor dst, Tensor q, Tensor k, Tensor v, Tensor mask, Tensor sinks, int mask_type, Attention p, float * part) {
-    attend<2>(dst, q, k, v, mask, sinks, mask_type, p, part);
+KERNEL attend_2(Tensor dst, Tensor q, Tensor k, Tensor v, Tensor mask, Tensor sinks, int mask_type, Attention p, float * part, int * tickets, Out out) {
+    attend<2>(dst, q, k, v, mask, sinks, mask_type, p, part, tickets, out);
 }
-KERNEL attend_4(Tensor dst, Tensor q, Tensor k, Tensor v, Tensor mask, Tensor sinks, int mask_type, Attention p, float * part) {
-    attend<4>(dst, q, k, v, mask, sinks, mask_type, p, part);
+KERNEL attend_4(Tensor dst, Tensor q, Tensor k, Tensor v, Tensor mask, Tensor sinks, int mask_type, Attention p, float * part, int * tickets, Out out) {
+    attend<4>(dst, q, k, v, mask, sinks, mask_type, p, part, tickets, out);
 }
-KERNEL attend_8(Tensor dst, Tensor q, Tensor k, Tensor v, Tensor mask, Tensor sinks, int mask_type, Attention p, float * part) {
-    attend<8>(dst, q, k, v, mask, sinks, mask_type, p, part);
+KERNEL attend_8(Tensor dst, Tensor q, Tensor k, Tensor v, Tensor mask, Tensor sinks, int mask_type, Attention p, float * part, int * tickets, Out out) {
+    attend<8>(dst, q, k, v, mask, sinks, mask_type, p, part, tickets, out);
 }

@@ -141,6 +141,7 @@ inline unsigned __ballot_sync(unsigned, bool p) {
     for (unsigned l = 0; l < 32; l++) all |= (emulator::exchange<unsigned>(p, l) & 1u) << l;
     return all;
 }
+inline void __threadfence() {}
 inline int __dp4a(int a, int b, int c) { for (int i = 0; i < 4; i++) c += (int8_t) (a >> 8 * i) * (int8_t) (b >> 8 * i); return c; }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline float __expf(float x) { return expf(x); }

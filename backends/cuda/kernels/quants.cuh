@@ -15,6 +15,12 @@ __device__ __forceinline__ uint32_t u16(const char * p) { return *(const uint16_
 __device__ __forceinline__ uint32_t u32(const char * p) { return u16(p) | u16(p + 2) << 16; }
 __device__ __forceinline__ float half_at(const char * p) { return half_to_float(*(const uint16_t *) p); }
 
+// Eight words; blocks of Q4_K and Q5_K, and what stands in them, are aligned to 16 bytes.
+__device__ __forceinline__ void words(const char * p, int * q) {
+    const int4 a = ((const int4 *) p)[0], b = ((const int4 *) p)[1];
+    q[0] = a.x; q[1] = a.y; q[2] = a.z; q[3] = a.w; q[4] = b.x; q[5] = b.y; q[6] = b.z; q[7] = b.w;
+}
+
 // Four bytes at once: those of v less c each (v below 128, c up to 128), bits of a nibble as bytes 0 or 1.
 __device__ __forceinline__ int sub4(uint32_t v, uint32_t c) { return (int) (((v | 0x80808080u) - c * 0x01010101u) ^ 0x80808080u); }
 __device__ __forceinline__ uint32_t spread(uint32_t bits) { return (bits & 15) * 0x00204081u & 0x01010101u; }
@@ -203,17 +209,18 @@ __device__ __forceinline__ void scale_min(const char * b, int sub, Group & g) {
 struct Q4_K {
     static const int BLOCK = 256, BYTES = 144;
     __device__ static void unpack(const char * b, int sub, Group & g) {
-        for (int j = 0; j < 8; j++) g.q[j] = *(const int *) (b + 16 + 32 * (sub / 2) + 4 * j) >> 4 * (sub % 2) & 0x0f0f0f0f;
+        words(b + 16 + 32 * (sub / 2), g.q);
+        for (int j = 0; j < 8; j++) g.q[j] = g.q[j] >> 4 * (sub % 2) & 0x0f0f0f0f;
         scale_min(b, sub, g);
     }
 };
 struct Q5_K {
     static const int BLOCK = 256, BYTES = 176;
     __device__ static void unpack(const char * b, int sub, Group & g) {
-        for (int j = 0; j < 8; j++) {
-            const int low = *(const int *) (b + 48 + 32 * (sub / 2) + 4 * j) >> 4 * (sub % 2) & 0x0f0f0f0f;
-            g.q[j] = low | (*(const int *) (b + 16 + 4 * j) >> sub & 0x01010101) << 4;
-        }
+        int fifth[8];
+        words(b + 48 + 32 * (sub / 2), g.q);
+        words(b + 16, fifth);
+        for (int j = 0; j < 8; j++) g.q[j] = (g.q[j] >> 4 * (sub % 2) & 0x0f0f0f0f) | (fifth[j] >> sub & 0x01010101) << 4;
         scale_min(b, sub, g);
     }
 };

@@ -1,27 +1,12 @@
 // Recurrences, token by token; the state of a thread or a warp stays in registers.
-#include "common.cuh"
-
-__device__ __forceinline__ float f32(const char * p) { return *(const float *) p; }
-
-// x [d_conv - 1 + n_tokens, d_inner, n_seqs], kernel [d_conv, d_inner] -> [d_inner, n_tokens, n_seqs]. grid: elements / 256
-KERNEL ssm_conv(Tensor dst, Tensor x, Tensor kernel) {
-    const int64_t i = (int64_t) blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= numel(dst)) return;
-    const Index o = unravel(dst, i);
-    float sum = 0.0f;
-    for (int k = 0; k < kernel.ne[0]; k++) sum += f32(at(x, o.i1 + k, o.i0, o.i2, 0)) * f32(at(kernel, k, o.i0, 0, 0));
-    *(float *) at(dst, o) = sum;
-}
-
-const int LANES = 8;                                    // of a warp's state: up to 8 values per lane, 256 in all
-
-// Where the state after token t goes, as one of `n` snapshots (the last first); -1: nowhere.
-__device__ __forceinline__ int snapshot(int t, int n_tokens, int n) { return n_tokens - 1 - t < n ? n_tokens - 1 - t : -1; }
+#include "state.cuh"
 
 // The selective scan. A warp has one row of d_state values: one `dim` of a head. s [d_state, dim, n_head, rows], x [dim, n_head, n_tokens,
-// n_seqs], dt [n_head, n_tokens, n_seqs], A [1 or d_state, n_head], B and C [d_state, n_group, n_tokens, n_seqs]; dst is y, then snapshots.
+// n_seqs], dt [n_head, n_tokens, n_seqs] plus a bias if there is one, A [1 or d_state, n_head], B and C [d_state, n_group, n_tokens, n_seqs]; dst is y,
+// then snapshots, unless these go to rows to[seq, n] of new_cells.
 // grid: (dim * n_head / 4, n_seqs); block: 128
-KERNEL ssm_scan(Tensor dst, Tensor s, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor ids, int n_snapshots) {
+KERNEL ssm_scan(Tensor dst, Tensor s, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor ids, int n_snapshots, Tensor dt_bias,
+                Tensor new_cells, Tensor to) {
     const int dim = (int) x.ne[0], n_head = (int) x.ne[1], n_tokens = (int) x.ne[2], n_seqs = (int) x.ne[3], d_state = (int) s.ne[0];
     const int r = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32, seq = blockIdx.y;
     if (r >= dim * n_head) return;
@@ -36,6 +21,7 @@ KERNEL ssm_scan(Tensor dst, Tensor s, Tensor x, Tensor dt, Tensor A, Tensor B, T
     for (int t = -1; t < n_tokens; t++) {
         if (t >= 0) {
             float step = f32(at(dt, h, t, seq, 0)), sum = 0.0f;
+            if (dt_bias.data) step = __fadd_rn(step, f32(dt_bias.data + h * dt_bias.nb[0]));
             step = step > 20.0f ? step : log1pf(expf(step));
             const float v = step * f32(at(x, i, h, t, seq));
             for (int l = 0; l < LANES; l++) {
@@ -48,50 +34,13 @@ KERNEL ssm_scan(Tensor dst, Tensor s, Tensor x, Tensor dt, Tensor A, Tensor B, T
             if (lane == 0) y[((int64_t) (seq * n_tokens + t) * n_head + h) * dim + i] = sum;
         }
         for (int n = t < 0 ? n_tokens : snapshot(t, n_tokens, n_snapshots); n >= 0 && n < n_snapshots; n++) {
+            float * after = states + (((int64_t) n * n_seqs + seq) * n_head * dim + (h * dim + i)) * d_state;
+            if (new_cells.data) after = (float *) at(new_cells, 0, *(const int *) at(to, seq, n, 0, 0), 0, 0) + (int64_t) (h * dim + i) * d_state;
             for (int l = 0; l < LANES; l++) {
                 const int k = lane + 32 * l;
-                if (k < d_state) states[((((int64_t) n * n_seqs + seq) * n_head + h) * dim + i) * d_state + k] = state[l];
+                if (k < d_state) after[k] = state[l];
             }
             if (t >= 0) break;                              // the state that came in fills all that is left
-        }
-    }
-}
-
-// The gated delta rule. A warp has one column of a head's state: d values, those of k. v [d, n_head, n_tokens, n_seqs], q and k with fewer
-// heads, g [1 or d, ..], beta [1, ..], state [d, d, n_head, n_seqs]. grid: (d / 4, n_head, n_seqs); block: 128
-KERNEL gated_delta_net(Tensor dst, Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor s, int n_snapshots) {
-    const int d = (int) v.ne[0], n_head = (int) v.ne[1], n_tokens = (int) v.ne[2], n_seqs = (int) v.ne[3], lane = threadIdx.x % 32;
-    const int j = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, h = blockIdx.y, seq = blockIdx.z, hk = h % (int) q.ne[1];
-    if (j >= d) return;
-    float * y = (float *) dst.data, * states = y + numel(v);
-    const float scale = 1.0f / sqrtf((float) d);
-    float state[LANES];
-    for (int l = 0; l < LANES; l++) state[l] = lane + 32 * l < d ? f32(at(s, lane + 32 * l, j, h, seq)) : 0.0f;
-    for (int t = -1; t < n_tokens; t++) {
-        if (t >= 0) {
-            float known = 0.0f, sum = 0.0f;
-            for (int l = 0; l < LANES; l++) {
-                const int i = lane + 32 * l;
-                if (i >= d) break;
-                state[l] *= expf(f32(at(g, g.ne[0] > 1 ? i : 0, h, t, seq)));
-                known += state[l] * f32(at(k, i, hk, t, seq));
-            }
-            const float delta = (f32(at(v, j, h, t, seq)) - warp_sum(known)) * f32(at(beta, 0, h, t, seq));
-            for (int l = 0; l < LANES; l++) {
-                const int i = lane + 32 * l;
-                if (i >= d) break;
-                state[l] += delta * f32(at(k, i, hk, t, seq));
-                sum += state[l] * f32(at(q, i, hk, t, seq));
-            }
-            sum = warp_sum(sum);
-            if (lane == 0) y[((int64_t) (seq * n_tokens + t) * n_head + h) * d + j] = sum * scale;
-        }
-        for (int n = t < 0 ? n_tokens : snapshot(t, n_tokens, n_snapshots); n >= 0 && n < n_snapshots; n++) {
-            for (int l = 0; l < LANES; l++) {
-                const int i = lane + 32 * l;
-                if (i < d) states[((((int64_t) n * n_seqs + seq) * n_head + h) * d + j) * d + i] = state[l];
-            }
-            if (t >= 0) break;
         }
     }
 }

@@ -4,23 +4,6 @@
 #define FOR_ROW(i, n) for (int i = threadIdx.x; i < (int) (n); i += blockDim.x)
 __device__ __forceinline__ float f32(const char * p) { return *(const float *) p; }
 
-enum Norm { MEAN_VARIANCE, RMS, L2 };
-
-KERNEL normalize(Tensor dst, Tensor x, int kind, float eps) {
-    const Index r = row_index(dst, blockIdx.x);
-    const char * from = at(x, r); char * to = at(dst, r);
-    const int n = (int) x.ne[0];
-    float mean = 0.0f, sum = 0.0f;
-    if (kind == MEAN_VARIANCE) {
-        FOR_ROW(i, n) mean += f32(from + i * x.nb[0]);
-        mean = block_sum(mean) / n;
-    }
-    FOR_ROW(i, n) { const float v = f32(from + i * x.nb[0]) - mean; sum += v * v; }
-    sum = block_sum(sum);
-    const float scale = kind == L2 ? 1.0f / fmaxf(sqrtf(sum), eps) : 1.0f / sqrtf(sum / n + eps);
-    FOR_ROW(i, n) *(float *) (to + i * dst.nb[0]) = (f32(from + i * x.nb[0]) - mean) * scale;
-}
-
 // Groups of `step` channels (axis 2), with axes 0 and 1. grid: (groups, axis 3)
 KERNEL group_norm(Tensor dst, Tensor x, int step, float eps) {
     const int first = blockIdx.x * step, last = min(first + step, (int) x.ne[2]), i3 = blockIdx.y;
@@ -68,7 +51,7 @@ __device__ __forceinline__ float slope(int h, int n_head, float max_bias) {
 }
 
 // softmax over axis 0 of x * scale + slope * mask; `sinks` of each head take part in the sum. Absent tensors have no address.
-KERNEL soft_max(Tensor dst, Tensor x, Tensor mask, Tensor sinks, int mask_type, float scale, float max_bias) {
+KERNEL __launch_bounds__(1024) soft_max(Tensor dst, Tensor x, Tensor mask, Tensor sinks, int mask_type, float scale, float max_bias) {
     const Index r = row_index(dst, blockIdx.x);
     const char * from = at(x, r); char * to = at(dst, r);
     const char * bias = mask.data ? at_repeated(mask, r) : nullptr;

@@ -13,6 +13,16 @@ KERNEL unpack(Tensor dst, Tensor x) {
     for (int k = 0; k < 32; k++) to[k] = value(g, k);
 }
 
+// A whole matrix, contiguous, to bfloat16 at `to`. grid: groups / 64
+KERNEL unpack_bf16(Tensor x, uint16_t * to) {
+    const int64_t i = (int64_t) blockIdx.x * blockDim.x + threadIdx.x;
+    const int groups = (int) (x.ne[0] / 32);
+    if (i >= numel(x) / 32) return;
+    Group g;
+    unpack_group<TYPE>(at(x, row_index(x, i / groups)), (int) (i % groups), g);
+    for (int k = 0; k < 32; k++) to[i * 32 + k] = float_to_bf16(value(g, k));
+}
+
 // dst [n, r, b2, b3] = rows [r, b2, b3] of x. grid: (groups of a row / 64, rows)
 KERNEL get_rows(Tensor dst, Tensor x, Tensor rows) {
     const int group = blockIdx.x * blockDim.x + threadIdx.x;

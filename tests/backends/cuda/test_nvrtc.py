@@ -13,13 +13,20 @@ PLAIN = {"F32", "F16", "BF16"}
 QUANTIZED = [t.name for t in WEIGHTS if t.name not in PLAIN]
 PACKED = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL"]
 CACHES = ["Plain<0>", "Plain<1>", "Plain<30>", *PACKED]
-TYPES = {"matvec": QUANTIZED, "matmul": QUANTIZED, "unpack": QUANTIZED, "pack": PACKED, "matfloat": sorted(PLAIN)}
-QUICK = {"Q4_K", "F16", "Q8_0", "Plain<1>"}
+TYPES = {"unpack": QUANTIZED, "pack": PACKED, "matfloat": sorted(PLAIN)}
+MIXED = (("TYPE_0", "Q4_K"), ("TYPE_1", "Q5_K"), ("TYPE_2", "Q6_K"))                # as in files of mixed types
+QUICK = {"1", "4", "Q4_K", "F16", "Q8_0", "Plain<1>"}
 
 
 def variants(file: str) -> list[source.Defines]:
-    if file == "attention":
+    if file in ("matvec", "gated", "experts"):
+        return [*((("TYPE_0", t),) for t in QUANTIZED), MIXED]
+    if file in ("attention", "attention_tile", "heads"):
         return [(("K_TYPE", t), ("V_TYPE", t)) for t in CACHES]
+    if file in ("delta", "recurrent"):
+        return [(("LANES", n),) for n in "1248"]
+    if file == "matmul":
+        return [*((("TYPE", t),) for t in QUANTIZED), (("TYPE", "Q4_K"), ("DP4A", "1"))]
     return [(("TYPE", t),) for t in TYPES[file]] if file in TYPES else [()]
 
 
