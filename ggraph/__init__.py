@@ -35,9 +35,11 @@ from ggraph.errors import (
 
 if TYPE_CHECKING:
     from ggraph.adapters import Adapter
+    from ggraph.backend import Finding
     from ggraph.batch import Batch
     from ggraph.chat import ChatTemplate
     from ggraph.context import STOP, Context, Hook
+    from ggraph.diagnosis import diagnose
     from ggraph.fit import memory_needed
     from ggraph.generate import LLM, Generation, ModelDraft, MtpDraft, Nextn, NgramDraft, TokenLogprob
     from ggraph.grammar import Grammar
@@ -79,6 +81,7 @@ __all__ = [
     "Engine",
     "Error",
     "Failed",
+    "Finding",
     "FirstOf",
     "GGUFError",
     "Generation",
@@ -110,6 +113,7 @@ __all__ = [
     "__version__",
     "audit",
     "default_chain",
+    "diagnose",
     "memory_needed",
     "sampling_defaults",
 ]
@@ -124,6 +128,7 @@ _HOME = {
     "Embedder": "serve",
     "Engine": "serve",
     "Failed": "serve",
+    "Finding": "backend",
     "FirstOf": "serve",
     "Generation": "generate",
     "Grammar": "grammar",
@@ -147,6 +152,7 @@ _HOME = {
     "Vocab": "vocab",
     "audit": "model",
     "default_chain": "sampling",
+    "diagnose": "diagnosis",
     "memory_needed": "fit",
     "sampling_defaults": "serve",
 }

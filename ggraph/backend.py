@@ -58,6 +58,16 @@ class Ceilings(NamedTuple):
     products: float
 
 
+class Finding(NamedTuple):
+    """What is known of one part of the installation. `state`: "ok"; "missing" (nothing here uses it); "broken" (it is used, and
+    does not work). `remedy` is what mends it, a command where there is one."""
+    part: str
+    name: str
+    value: str
+    state: str = "ok"
+    remedy: str = ""
+
+
 class Compiled(Protocol):
     """One split, ready to run with the sizes that it was last given."""
     reads: Collection[Tensor]                   # roots that it reads: an input that is not among them needs no filling

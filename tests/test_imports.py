@@ -29,7 +29,7 @@ ops
 graph
 backend
 weights
-placement
+placement diagnosis
 adapters
 model
 batch

@@ -1,6 +1,6 @@
 """A GPU through CuPy: memory, one stream, kernels that NVRTC compiled, captured graphs. As thin as can be.
 
-CuPy is imported when a device is opened. What is missing (driver, GPU, wheel) is one sentence, with the command that mends it.
+CuPy is imported when a device is opened; what may be missing then (driver, GPU, wheel) was looked for in `diagnosis` before.
 """
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from ggraph.backend import OutOfMemory
-from ggraph.errors import BackendError
 
 from . import nvrtc
 from .device import Device, Dim, Kernel
@@ -17,7 +16,6 @@ from .device import Device, Dim, Kernel
 HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
 MAX_DYNAMIC_SHARED = 8              # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 WITHOUT_ASKING = 48 * 1024          # bytes of shared memory that every kernel may have
-OLDEST = (7, 0)
 
 
 class CupyDevice(Device):
@@ -25,14 +23,10 @@ class CupyDevice(Device):
         super().__init__()
         import cupy
         self.runtime, self.driver = cupy.cuda.runtime, cupy.cuda.driver
-        _check_device(self.runtime, number)
         properties = self.runtime.getDeviceProperties(number)
         self.name = properties["name"].decode()
         self.n_processors, self.max_shared = properties["multiProcessorCount"], properties["sharedMemPerBlockOptin"]
         self.capability = properties["major"], properties["minor"]
-        if self.capability < OLDEST:
-            raise BackendError(f"{self.name} is too old: ggraph needs compute capability {OLDEST[0]}.{OLDEST[1]}; "
-                               "set GGRAPH_BACKEND=cpu")
         self.target = "sm_{}{}".format(*self.capability)
         self.runtime.setDevice(number)
         self.runtime.free(0)                                    # makes the context
@@ -103,16 +97,3 @@ class CupyDevice(Device):
 
     def _replay(self, graph: Any) -> None:
         graph.launch(self.stream)
-
-
-def _check_device(runtime: Any, number: int) -> None:
-    """BackendError with one sentence where there is no such GPU, or no driver for it."""
-    try:
-        n_devices = runtime.getDeviceCount()
-    except runtime.CUDARuntimeError as e:
-        if "insufficient" in str(e).lower():
-            raise BackendError("the NVIDIA driver is missing, or too old for this CuPy; install a newer driver, or the wheel for "
-                               "CUDA 12 (pip install 'ggraph-runtime[cuda12]')") from e
-        raise BackendError("no CUDA device is found; run nvidia-smi to see what the driver says") from e
-    if number >= n_devices:
-        raise BackendError(f"there is no CUDA device {number}; {n_devices} are found")
