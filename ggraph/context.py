@@ -18,7 +18,7 @@ import numpy as np
 
 from . import debug, env
 from .adapters import Adapter, Mix
-from .backend import Backend, NodeTime, Progress
+from .backend import Backend, NodeTime, OutOfMemory, Progress
 from .batch import Batch, Ubatch, validate
 from .build import Builder, Dims
 from .errors import Aborted, BatchError, ContextFull, Error, Single, expect, file_path, flags, function, functions, named
@@ -131,12 +131,12 @@ class Context(Single):
                                swa_full=swa_full, n_rollback=n_rollback, mtp=mtp)
         self.hparams = model.nextn() if mtp else model.hparams
         self.mix = Mix()
-        self.placement = model.place(progress, need(model.hparams, self.cparams, offload_kqv))
+        self.placement = model.place(progress, lambda: need(model, self.hparams, self.cparams, offload_kqv))
         self.backends: list[Backend] = self.placement.backends
         self.offload_kqv = offload_kqv
         check_context(self.hparams, self.cparams, [il for il in self.hparams.layers if self._home(il).host])
         self.memory = LayerMemory(self.hparams, self.cparams)
-        self.arenas = {b: Arena(b) for b in self.backends}
+        self.arenas: dict[Backend, Arena] = {}
         self.plans = PlanCache()
         self.perf = Perf()
         self._busy = threading.RLock()
@@ -148,16 +148,35 @@ class Context(Single):
         self._rows_kind = ""
         self._hidden: np.ndarray | None = None
         self._followers: list[Follower] = []
-        self._take_adapters(adapters, progress)
-        self._open()
+        try:
+            self._take_adapters(adapters, progress)
+            while full := self._open():
+                model.retreat(full, progress)
+        except BaseException:
+            self._release()
+            raise
         model.contexts.add(self)
         self.perf.load_ms = 1e3 * (time.perf_counter() - start)
         debug.opened([b.name for b in self.backends], self.bytes)
 
-    def _open(self) -> None:
-        """Allocate cache and arena, and build the plan of a plain decode, so that what does not fit shows at once."""
-        self.memory.alloc(self._home)
-        self._build(("decode", *self._static_key(), "token"), embd=False)
+    def _open(self) -> str:
+        """Allocate cache and arena, and build the plan of a plain decode, so that what does not fit shows at once: then nothing
+        stays allocated, and the result says what is full."""
+        self.backends = self.placement.backends
+        self.arenas = {b: Arena(b) for b in self.backends}
+        try:
+            self.memory.alloc(self._home)
+            self._build(("decode", *self._static_key(), "token"), embd=False)
+            return ""
+        except OutOfMemory as e:
+            self._release()
+            return str(e)
+
+    def _release(self) -> None:
+        self.plans.plans.clear()
+        for arena in self.arenas.values():
+            arena.free()
+        self.memory.free()
 
     def _home(self, il: int) -> Backend:
         """Where the cache of a layer lives."""
@@ -332,7 +351,11 @@ class Context(Single):
     def plan(self, graph: Graph) -> Plan:
         expect("graph", graph, Graph, "a graph of this Context")
         watch = self.hook.accepts if self.hook else None
-        return Plan(graph, self.backends, self._leaf_home, self.arenas, watch)
+        try:
+            return Plan(graph, self.backends, self._leaf_home, self.arenas, watch)
+        except OutOfMemory:
+            self.plans.plans.clear()            # an arena that could not grow is gone
+            raise
 
     def _leaf_home(self, leaf: Tensor) -> Backend | None:
         return self.placement.homes.get(leaf) or self.memory.home(leaf)
@@ -459,11 +482,7 @@ class Context(Single):
             if self._closed:
                 return
             self._closed = True
-            self.plans.plans.clear()
-            for b, arena in self.arenas.items():
-                if arena.buffer is not None:
-                    b.free(arena.buffer)
-            self.memory.free()
+            self._release()
 
     def __enter__(self) -> Context:
         return self

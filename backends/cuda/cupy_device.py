@@ -31,22 +31,19 @@ class CupyDevice(Device):
         self.runtime.setDevice(number)
         self.runtime.free(0)                                    # makes the context
         self.stream = cupy.cuda.Stream(non_blocking=True)
-        self.allocated: set[int] = set()
         self.modules: dict[tuple[str, Any], int] = {}
 
-    def alloc(self, nbytes: int) -> int:
+    def _alloc(self, nbytes: int) -> int:
         try:
             address = int(self.runtime.malloc(nbytes))
         except self.runtime.CUDARuntimeError as e:
             free, _ = self.memory()
             raise OutOfMemory(f"{self.name} has no room for {nbytes / 2**20:.0f} MiB ({free / 2**20:.0f} MiB are free)") from e
-        self.allocated.add(address)
         self.runtime.memsetAsync(address, 0, nbytes, self.stream.ptr)
         return address
 
-    def free(self, address: int) -> None:
+    def _free(self, address: int) -> None:
         self.sync()
-        self.allocated.discard(address)
         self.runtime.free(address)
 
     def memory(self) -> tuple[int, int]:
@@ -64,13 +61,9 @@ class CupyDevice(Device):
         self.recording = False
         return self.stream.end_capture()
 
-    def close(self) -> None:
-        if not self.closed:
-            self.closed = True
-            for address in list(self.allocated):
-                self.free(address)
-            for module in self.modules.values():
-                self.driver.moduleUnload(module)
+    def _close(self) -> None:
+        for module in self.modules.values():
+            self.driver.moduleUnload(module)
 
     def _function(self, kernel: Kernel) -> Any:
         module = self.modules.get((kernel.file, kernel.defines))

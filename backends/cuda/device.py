@@ -38,8 +38,32 @@ class Device(ABC):
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()           # uploads, downloads, launches, replays since `reset`
         self.functions: dict[Kernel, Any] = {}
+        self.sizes: dict[int, int] = {}                 # bytes of each allocation, by address
         self.recording = False
         self.closed = False
+
+    @property
+    def allocated(self) -> int:
+        """Bytes that are allocated."""
+        return sum(self.sizes.values())
+
+    def alloc(self, nbytes: int) -> int:
+        """The address of zeroed memory, aligned to 256 bytes. `OutOfMemory` where there is none left."""
+        address = self._alloc(nbytes)
+        self.sizes[address] = nbytes
+        return address
+
+    def free(self, address: int) -> None:
+        self._free(address)
+        del self.sizes[address]
+
+    def close(self) -> None:
+        """Free all that is left; a second time does nothing."""
+        if not self.closed:
+            self.closed = True
+            for address in list(self.sizes):
+                self.free(address)
+            self._close()
 
     def function(self, kernel: Kernel) -> Any:
         """The compiled kernel; compiled when it is first asked for."""
@@ -70,10 +94,9 @@ class Device(ABC):
         self._replay(graph)
 
     @abstractmethod
-    def alloc(self, nbytes: int) -> int:
-        """The address of zeroed memory, aligned to 256 bytes. `OutOfMemory` where there is none left."""
+    def _alloc(self, nbytes: int) -> int: ...
     @abstractmethod
-    def free(self, address: int) -> None: ...
+    def _free(self, address: int) -> None: ...
     @abstractmethod
     def memory(self) -> tuple[int, int]:
         """(free, total) bytes."""
@@ -86,7 +109,7 @@ class Device(ABC):
     def end_capture(self) -> Any:
         """The recorded launches, with the arguments they had, for `replay`."""
     @abstractmethod
-    def close(self) -> None: ...
+    def _close(self) -> None: ...
     @abstractmethod
     def _function(self, kernel: Kernel) -> Any: ...
     @abstractmethod
