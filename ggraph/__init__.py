@@ -38,11 +38,12 @@ if TYPE_CHECKING:
     from ggraph.backend import Finding
     from ggraph.batch import Batch
     from ggraph.chat import ChatTemplate
-    from ggraph.context import STOP, Context, Hook
+    from ggraph.context import Context
     from ggraph.diagnosis import diagnose
     from ggraph.fit import memory_needed
     from ggraph.generate import LLM, Generation, ModelDraft, MtpDraft, Nextn, NgramDraft, TokenLogprob
     from ggraph.grammar import Grammar
+    from ggraph.hook import STOP, Hook
     from ggraph.hub import HubError
     from ggraph.model import Model, audit
     from ggraph.observe import Observed
@@ -132,7 +133,7 @@ _HOME = {
     "FirstOf": "serve",
     "Generation": "generate",
     "Grammar": "grammar",
-    "Hook": "context",
+    "Hook": "hook",
     "HubError": "hub",
     "LLM": "generate",
     "Model": "model",
@@ -145,7 +146,7 @@ _HOME = {
     "Piece": "serve",
     "Progress": "serve",
     "Request": "serve",
-    "STOP": "context",
+    "STOP": "hook",
     "Sampler": "sampling",
     "Times": "serve",
     "TokenLogprob": "generate",

@@ -32,7 +32,7 @@ weights
 placement diagnosis
 adapters
 model
-batch
+batch perf drawing hook
 memory
 inputs
 build

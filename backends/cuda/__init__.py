@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,6 +57,9 @@ class Cuda:
 
     def download(self, buffer: Buffer, offset: int, nbytes: int) -> np.ndarray:
         return self.device.download(buffer.address + int(offset), int(nbytes))
+
+    def fetch(self, buffer: Buffer, offset: int, nbytes: int) -> Callable[[], np.ndarray]:
+        return self.device.fetch(buffer.address + int(offset), int(nbytes))
 
     def memory(self) -> tuple[int, int]:
         return self.device.memory()

@@ -4,6 +4,7 @@ CuPy is imported when a device is opened; what may be missing then (driver, GPU,
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ class CupyDevice(Device):
         self.runtime.setDevice(number)
         self.runtime.free(0)                                    # makes the context
         self.stream = cupy.cuda.Stream(non_blocking=True)
+        self.pinned = cupy.cuda.alloc_pinned_memory
         self.modules: dict[tuple[str, Any], int] = {}
 
     def _alloc(self, nbytes: int) -> int:
@@ -87,6 +89,18 @@ class CupyDevice(Device):
         self.runtime.memcpyAsync(data.ctypes.data, address, nbytes, DEVICE_TO_HOST, self.stream.ptr)
         self.sync()
         return data
+
+    def _fetch(self, address: int, nbytes: int) -> Callable[[], np.ndarray]:
+        """Into page-locked memory: a copy into any other would wait for the device."""
+        memory = self.pinned(nbytes)
+        self.runtime.memcpyAsync(memory.ptr, address, nbytes, DEVICE_TO_HOST, self.stream.ptr)
+        event = self.stream.record()
+
+        def wait() -> np.ndarray:
+            event.synchronize()
+            data: np.ndarray = np.frombuffer(memory, np.uint8, nbytes).copy()
+            return data
+        return wait
 
     def _replay(self, graph: Any) -> None:
         graph.launch(self.stream)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -88,6 +88,11 @@ class Device(ABC):
         self.counts["downloads"] += 1
         return self._download(address, nbytes)
 
+    def fetch(self, address: int, nbytes: int) -> Callable[[], np.ndarray]:
+        """Device to host, behind what was launched, without waiting; what is returned waits, and gives uint8 [nbytes]."""
+        self.counts["downloads"] += 1
+        return self._fetch(address, nbytes)
+
     def replay(self, graph: Any) -> None:
         """All launches of a graph, with one call."""
         self.counts["replays"] += 1
@@ -118,6 +123,8 @@ class Device(ABC):
     def _upload(self, address: int, data: np.ndarray) -> None: ...
     @abstractmethod
     def _download(self, address: int, nbytes: int) -> np.ndarray: ...
+    @abstractmethod
+    def _fetch(self, address: int, nbytes: int) -> Callable[[], np.ndarray]: ...
     @abstractmethod
     def _replay(self, graph: Any) -> None: ...
 

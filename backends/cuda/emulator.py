@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,10 @@ class Emulator(Device):
         self.sync()
         self._inside(address, nbytes)
         return np.frombuffer(ctypes.string_at(address, nbytes), np.uint8)
+
+    def _fetch(self, address: int, nbytes: int) -> Callable[[], np.ndarray]:
+        data = self._download(address, nbytes)
+        return lambda: data
 
     def sync(self) -> None:
         for address in self.blocks:
