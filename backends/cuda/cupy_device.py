@@ -14,7 +14,7 @@ from ggraph.backend import OutOfMemory
 from . import nvrtc
 from .device import Device, Dim, Kernel
 
-HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
+HOST_TO_DEVICE, DEVICE_TO_HOST, WITHIN_DEVICE = 1, 2, 3
 MAX_DYNAMIC_SHARED = 8              # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 WITHOUT_ASKING = 48 * 1024          # bytes of shared memory that every kernel may have
 
@@ -85,10 +85,7 @@ class CupyDevice(Device):
         self.runtime.memcpyAsync(address, data.ctypes.data, data.nbytes, HOST_TO_DEVICE, self.stream.ptr)
 
     def _download(self, address: int, nbytes: int) -> np.ndarray:
-        data = np.empty(nbytes, np.uint8)
-        self.runtime.memcpyAsync(data.ctypes.data, address, nbytes, DEVICE_TO_HOST, self.stream.ptr)
-        self.sync()
-        return data
+        return self._fetch(address, nbytes)()
 
     def _fetch(self, address: int, nbytes: int) -> Callable[[], np.ndarray]:
         """Into page-locked memory: a copy into any other would wait for the device."""
@@ -101,6 +98,9 @@ class CupyDevice(Device):
             data: np.ndarray = np.frombuffer(memory, np.uint8, nbytes).copy()
             return data
         return wait
+
+    def _copy(self, to: int, address: int, nbytes: int) -> None:
+        self.runtime.memcpyAsync(to, address, nbytes, WITHIN_DEVICE, self.stream.ptr)
 
     def _replay(self, graph: Any) -> None:
         graph.launch(self.stream)

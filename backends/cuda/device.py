@@ -93,6 +93,10 @@ class Device(ABC):
         self.counts["downloads"] += 1
         return self._fetch(address, nbytes)
 
+    def copy(self, to: int, address: int, nbytes: int) -> None:
+        """Within the device, behind what was launched."""
+        self._copy(to, address, nbytes)
+
     def replay(self, graph: Any) -> None:
         """All launches of a graph, with one call."""
         self.counts["replays"] += 1
@@ -125,6 +129,8 @@ class Device(ABC):
     def _download(self, address: int, nbytes: int) -> np.ndarray: ...
     @abstractmethod
     def _fetch(self, address: int, nbytes: int) -> Callable[[], np.ndarray]: ...
+    @abstractmethod
+    def _copy(self, to: int, address: int, nbytes: int) -> None: ...
     @abstractmethod
     def _replay(self, graph: Any) -> None: ...
 

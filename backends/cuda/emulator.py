@@ -90,6 +90,11 @@ class Emulator(Device):
         data = self._download(address, nbytes)
         return lambda: data
 
+    def _copy(self, to: int, address: int, nbytes: int) -> None:
+        self._inside(to, nbytes)
+        self._inside(address, nbytes)
+        ctypes.memmove(to, address, nbytes)
+
     def sync(self) -> None:
         for address in self.blocks:
             self._check(address)
