@@ -22,7 +22,7 @@ from ggraph.backends import cuda, ref
 from ggraph.backends.cuda import nvrtc, source
 from tests import spec
 from tests import test_architectures as golden
-from tests.backends.cuda.test_goldens import ARCHITECTURES
+from tests.backends.cuda.test_goldens import ARCHITECTURES, distance
 from tests.backends.cuda.test_nvrtc import variants
 from tests.backends.optable import CASES, check, sizes_of
 
@@ -120,7 +120,7 @@ class Check:
             n_seq, unified, n_ubatch, qtype, rows = golden.SCENARIOS[scenario]
             spec.write(spec.specs()[name], path, qtype)
             got = golden.logits(path, n_seq=n_seq, unified=unified, n_ubatch=n_ubatch, n_decode=8 // n_seq, n_gpu_layers="all")
-            errors[case] = golden.nmse(got[rows], golden.LOGITS[case])
+            errors[case] = distance(case, got[rows], path, "all")
             if errors[case] > golden.TOLERANCE[qtype]:
                 wrong.append(f"{case}: NMSE {errors[case]:.1e}")
         print(f"  {len(errors) - len(wrong)} of {len(errors)} are within their bounds")
