@@ -35,12 +35,15 @@ from ggraph.errors import (
 
 if TYPE_CHECKING:
     from ggraph.adapters import Adapter
+    from ggraph.backend import Finding
     from ggraph.batch import Batch
     from ggraph.chat import ChatTemplate
-    from ggraph.context import STOP, Context, Hook
+    from ggraph.context import Context
+    from ggraph.diagnosis import diagnose
     from ggraph.fit import memory_needed
     from ggraph.generate import LLM, Generation, ModelDraft, MtpDraft, Nextn, NgramDraft, TokenLogprob
     from ggraph.grammar import Grammar
+    from ggraph.hook import STOP, Hook
     from ggraph.hub import HubError
     from ggraph.model import Model, audit
     from ggraph.observe import Observed
@@ -79,6 +82,7 @@ __all__ = [
     "Engine",
     "Error",
     "Failed",
+    "Finding",
     "FirstOf",
     "GGUFError",
     "Generation",
@@ -111,6 +115,7 @@ __all__ = [
     "__version__",
     "audit",
     "default_chain",
+    "diagnose",
     "memory_needed",
     "sampling_defaults",
 ]
@@ -125,10 +130,11 @@ _HOME = {
     "Embedder": "serve",
     "Engine": "serve",
     "Failed": "serve",
+    "Finding": "backend",
     "FirstOf": "serve",
     "Generation": "generate",
     "Grammar": "grammar",
-    "Hook": "context",
+    "Hook": "hook",
     "HubError": "hub",
     "LLM": "generate",
     "Model": "model",
@@ -142,13 +148,14 @@ _HOME = {
     "Progress": "serve",
     "ReasoningBudget": "sampling",
     "Request": "serve",
-    "STOP": "context",
+    "STOP": "hook",
     "Sampler": "sampling",
     "Times": "serve",
     "TokenLogprob": "generate",
     "Vocab": "vocab",
     "audit": "model",
     "default_chain": "sampling",
+    "diagnose": "diagnosis",
     "memory_needed": "fit",
     "sampling_defaults": "serve",
 }

@@ -58,6 +58,16 @@ class Ceilings(NamedTuple):
     products: float
 
 
+class Finding(NamedTuple):
+    """What is known of one part of the installation. `state`: "ok"; "missing" (nothing here uses it); "broken" (it is used, and
+    does not work). `remedy` is what mends it, a command where there is one."""
+    part: str
+    name: str
+    value: str
+    state: str = "ok"
+    remedy: str = ""
+
+
 class Compiled(Protocol):
     """One split, ready to run with the sizes that it was last given."""
     reads: Collection[Tensor]                   # roots that it reads: an input that is not among them needs no filling
@@ -79,6 +89,8 @@ class Backend(Protocol):
     def upload(self, buffer: Any, offset: int, data: np.ndarray) -> None: ...
     def download(self, buffer: Any, offset: int, nbytes: int) -> np.ndarray:
         """uint8 [nbytes]; on a host backend a view of the bytes themselves."""
+    def fetch(self, buffer: Any, offset: int, nbytes: int) -> Callable[[], np.ndarray]:
+        """As `download`, of the bytes as they are when all that runs now has ended; what is returned waits for that."""
     def supports(self, node: Tensor) -> bool: ...
     def pack(self, weights: Sequence[Tensor], progress: Progress | None = None) -> None:
         """Take a model's weights: what a mat-mul here reads is repacked or uploaded, now or on first use; once per model."""

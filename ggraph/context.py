@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import NoneType, TracebackType
 from typing import Any
@@ -18,12 +18,14 @@ import numpy as np
 
 from . import debug, env
 from .adapters import Adapter, Mix
-from .backend import Backend, NodeTime, Progress
+from .backend import Backend, NodeTime, OutOfMemory, Progress
 from .batch import Batch, Ubatch, validate
 from .build import Builder, Dims
+from .drawing import Drawing
 from .errors import Aborted, BatchError, ContextFull, Error, Single, expect, file_path, flags, function, functions, named
 from .fit import check_context, need, resolve
 from .graph import Graph
+from .hook import STOP, Hook
 from .inputs import Given, graph_key, sizes
 from .memory import Step
 from .memory.cache import KVCache
@@ -31,6 +33,7 @@ from .memory.layers import LayerMemory
 from .model import Model, sensible
 from .observe import Observed
 from .ops import MROPE
+from .perf import Perf
 from .schedule.alloc import Arena
 from .schedule.plan import Plan, PlanCache
 from .shift import shift_graph
@@ -38,59 +41,6 @@ from .state import collect, load, put, save
 from .tensor import Tensor
 
 Follower = Callable[[Ubatch, np.ndarray], None]
-STOP = object()                     # returned by a hook: stop this step as if it had not been
-
-
-@dataclass(frozen=True)
-class Hook:
-    """Look at nodes while they are computed: `fn(name, array, node)` for every node that `match` accepts.
-
-    `match` is a name pattern ("l_out-*") or a predicate of the node. `array` is F32 or I32 in NumPy order (the reverse of
-    `node.ne`). `fn` returns None, an array that takes its place, or STOP. Matched nodes are part of the graph key: such a
-    plan is cut after them and not fused across them.
-    """
-    match: str | Callable[[Tensor], bool]
-    fn: Callable[[str, np.ndarray, Tensor], Any]
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.match, str):
-            function("match, where it is no name pattern,", self.match)
-        function("fn", self.fn)
-
-    def accepts(self, node: Tensor) -> bool:
-        if not isinstance(self.match, str):
-            return self.match(node)
-        from fnmatch import fnmatchcase
-        return fnmatchcase(node.name, self.match)
-
-
-@dataclass
-class Perf:
-    """Times in milliseconds and token counts since the Context opened or `reset`; `plans` counts built, resized, reused."""
-    load_ms: float = 0.0
-    prompt_ms: float = 0.0
-    prompt_n: int = 0
-    eval_ms: float = 0.0
-    eval_n: int = 0
-    plans: dict[str, int] = field(default_factory=lambda: {"built": 0, "resized": 0, "reused": 0})
-
-    def add(self, n_tokens: int, ms: float) -> None:
-        """As llama.cpp counts: a batch of one token is eval, more is prompt eval."""
-        if n_tokens == 1:
-            self.eval_ms, self.eval_n = self.eval_ms + ms, self.eval_n + 1
-        else:
-            self.prompt_ms, self.prompt_n = self.prompt_ms + ms, self.prompt_n + n_tokens
-
-    @property
-    def prompt_per_second(self) -> float:
-        return 1e3 * self.prompt_n / self.prompt_ms if self.prompt_ms else 0.0
-
-    @property
-    def eval_per_second(self) -> float:
-        return 1e3 * self.eval_n / self.eval_ms if self.eval_ms else 0.0
-
-    def reset(self) -> None:
-        self.__init__(load_ms=self.load_ms)  # type: ignore[misc]
 
 
 class Context(Single):
@@ -131,12 +81,12 @@ class Context(Single):
                                swa_full=swa_full, n_rollback=n_rollback, mtp=mtp)
         self.hparams = model.nextn() if mtp else model.hparams
         self.mix = Mix()
-        self.placement = model.place(progress, need(model.hparams, self.cparams, offload_kqv))
+        self.placement = model.place(progress, lambda: need(model, self.hparams, self.cparams, offload_kqv))
         self.backends: list[Backend] = self.placement.backends
         self.offload_kqv = offload_kqv
         check_context(self.hparams, self.cparams, [il for il in self.hparams.layers if self._home(il).host])
         self.memory = LayerMemory(self.hparams, self.cparams)
-        self.arenas = {b: Arena(b) for b in self.backends}
+        self.arenas: dict[Backend, Arena] = {}
         self.plans = PlanCache()
         self.perf = Perf()
         self._busy = threading.RLock()
@@ -148,16 +98,41 @@ class Context(Single):
         self._rows_kind = ""
         self._hidden: np.ndarray | None = None
         self._followers: list[Follower] = []
-        self._take_adapters(adapters, progress)
-        self._open()
+        self._drawing: Drawing | None = None
+        try:
+            self._take_adapters(adapters, progress)
+            while full := self._open():
+                model.retreat(full, progress)
+        except BaseException:
+            self._release()
+            raise
         model.contexts.add(self)
         self.perf.load_ms = 1e3 * (time.perf_counter() - start)
         debug.opened([b.name for b in self.backends], self.bytes)
 
-    def _open(self) -> None:
-        """Allocate cache and arena, and build the plan of a plain decode, so that what does not fit shows at once."""
-        self.memory.alloc(self._home)
-        self._build(("decode", *self._static_key(), "token"), embd=False)
+    def _open(self) -> str:
+        """Allocate cache and arena, and build the plan of a plain decode, so that what does not fit shows at once: then nothing
+        stays allocated, and the result says what is full."""
+        self.backends = self.placement.backends
+        self.arenas = {b: Arena(b) for b in self.backends}
+        try:
+            self.memory.alloc(self._home)
+            self._build(("decode", *self._static_key(), None, "token"))
+            return ""
+        except OutOfMemory as e:
+            if self.placement.device is None:
+                raise
+            self._release()
+            return str(e)
+
+    def _release(self) -> None:
+        self.plans.plans.clear()
+        for arena in self.arenas.values():
+            arena.free()
+        if self._drawing is not None:
+            self._drawing.free()
+        self._drawing = None
+        self.memory.free()
 
     def _home(self, il: int) -> Backend:
         """Where the cache of a layer lives."""
@@ -187,6 +162,13 @@ class Context(Single):
         Ubatch by ubatch; one that fails is rolled back, those before it stay, and the exception's `n_done` says how many
         tokens those are. Errors: `BatchError` (nothing was changed), `ContextFull` (nothing was changed), `Aborted`.
         """
+        self._process(kind, batch)
+
+    def draw(self, batch: Batch, drawing: Drawing) -> None:
+        """Decode a batch whose one output row stays on the device, where a token is drawn. Returns before that is done."""
+        self._process("decode", batch, drawing)
+
+    def _process(self, kind: str, batch: Batch, drawing: Drawing | None = None) -> None:
         with self._alone():
             start, n_done, self._aborted = time.perf_counter(), 0, False
             asked = self._validate(kind, batch)
@@ -196,12 +178,15 @@ class Context(Single):
             for step in steps:
                 try:
                     self.memory.apply(step)
-                    plan, key, how = self._plan(kind, step)
+                    plan, key, how = self._plan(kind, step, drawing)
                     plan.fill(step)
                     if self._aborted:       # between two ubatches
                         raise Aborted("the run was aborted")
                     self._run(plan, step, kind, key, how)
-                    self._take_rows(plan, step, only=len(steps) == 1)
+                    if drawing is None:
+                        self._take_rows(plan, step, only=len(steps) == 1)
+                    elif step.ubatch.output.any():
+                        drawing.pending = plan.fetch(plan.graph.outputs["drawn"])
                 except BaseException as e:
                     self.memory.rollback()
                     if isinstance(e, Aborted | ContextFull):
@@ -294,20 +279,20 @@ class Context(Single):
     def _static_key(self) -> tuple[Hashable, ...]:
         return (self.cparams, self.hook, self.mix.adapters)
 
-    def _plan(self, kind: str, step: Step) -> tuple[Plan, tuple[Hashable, ...], str]:
+    def _plan(self, kind: str, step: Step, drawing: Drawing | None) -> tuple[Plan, tuple[Hashable, ...], str]:
         """The plan of this step's graph key, at the step's sizes; the key; and whether it was built, resized or reused."""
-        key = (kind, *self._static_key(), *(k for k in graph_key(step) if k is not None))
+        key = (kind, *self._static_key(), drawing and drawing.key(), *(k for k in graph_key(step) if k is not None))
         plan = self.plans.get(key) if self.graph_reuse else None
         how = "reused"
         if plan is None:
-            plan, how = self._build(key, embd=step.ubatch.token is None), "built"
+            plan, how = self._build(key, step.ubatch.token is None, drawing), "built"
         if plan.resize(sizes(step, self.memory)) and how == "reused":
             how = "resized"
         self.perf.plans[how] += 1
         return plan, key, how
 
-    def _build(self, key: Hashable, embd: bool) -> Plan:
-        plan = self._put(key, self.plan(self.graph(embd)))
+    def _build(self, key: Hashable, embd: bool = False, drawing: Drawing | None = None) -> Plan:
+        plan = self._put(key, self.plan(self._graph(embd, drawing)))
         debug.planned(plan)
         return plan
 
@@ -318,24 +303,42 @@ class Context(Single):
     def graph(self, embd: bool = False) -> Graph:
         """The graph of this Context's model, at its largest sizes; `embd`: for a batch of embeddings."""
         flags(embd=embd)
-        b = self._builder(embd)
+        return self._graph(embd)
+
+    def _graph(self, embd: bool, drawing: Drawing | None = None) -> Graph:
+        b = self._builder(embd, drawing)
         with sensible(self.model.path.name):
             getattr(self.model.arch, "nextn_graph" if self.cparams.mtp else "graph")(b)
         b.check_adapters()
         return b.g
 
-    def _builder(self, embd: bool = False) -> Builder:
+    def _builder(self, embd: bool = False, drawing: Drawing | None = None) -> Builder:
         cp = self.cparams
         dims = Dims.largest(cp, recurrent=self.memory.rs is not None)
-        return Builder(self.hparams, self.model.weights, cp, self.memory, dims, embd, self.mix)
+        return Builder(self.hparams, self.model.weights, cp, self.memory, dims, embd, self.mix, drawing)
 
     def plan(self, graph: Graph) -> Plan:
         expect("graph", graph, Graph, "a graph of this Context")
         watch = self.hook.accepts if self.hook else None
-        return Plan(graph, self.backends, self._leaf_home, self.arenas, watch)
+        try:
+            return Plan(graph, self.backends, self._leaf_home, self.arenas, watch)
+        except OutOfMemory:
+            self.plans.plans.clear()            # an arena that could not grow is gone
+            raise
 
     def _leaf_home(self, leaf: Tensor) -> Backend | None:
+        if self._drawing is not None and leaf is self._drawing.token:
+            return self._drawing.device
         return self.placement.homes.get(leaf) or self.memory.home(leaf)
+
+    def drawing(self) -> Drawing | None:
+        """What draws tokens on the device; None unless all of the model and its cache is there, and nobody looks at logits."""
+        cp, device = self.cparams, self.placement.device
+        homes = {*self.placement.homes.values(), *map(self._home, self.hparams.layers)}
+        if device is None or homes != {device} or self.hook or cp.embeddings or cp.hidden or cp.mtp or self.hparams.ngrams:
+            return None
+        self._drawing = self._drawing or Drawing(device)
+        return self._drawing
 
     def _see(self, plan: Plan, node: Tensor) -> None:
         assert self.hook is not None
@@ -459,11 +462,7 @@ class Context(Single):
             if self._closed:
                 return
             self._closed = True
-            self.plans.plans.clear()
-            for b, arena in self.arenas.items():
-                if arena.buffer is not None:
-                    b.free(arena.buffer)
-            self.memory.free()
+            self._release()
 
     def __enter__(self) -> Context:
         return self

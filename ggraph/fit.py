@@ -14,6 +14,7 @@ from .backend import open_backend
 from .build import Builder, Dims
 from .cparams import POOLING, CParams, resolve_rope
 from .errors import Error, PlacementError, at_least, expect, flags, integer
+from .graph import Graph
 from .hparams import HParams
 from .memory.kv import N_PAD
 from .memory.layers import LayerMemory
@@ -37,12 +38,17 @@ def memory_needed(model: Model, *, n_ctx: int = 0, n_batch: int = 2048, n_ubatch
                  kv_unified=kv_unified, type_k=type_k, type_v=type_v, flash_attn=flash_attn, n_threads=None,
                  n_threads_batch=None, embeddings=False, pooling=None, rope=None, swa_full=swa_full, n_rollback=0, mtp=False)
     memory = LayerMemory(hp, cp)
-    b = Builder(hp, model.weights, cp, memory, Dims.largest(cp, recurrent=memory.rs is not None), False, Mix())
-    with sensible(model.path.name):
-        model.arch.graph(b)
     state = memory.rs.nbytes if memory.rs else 0
     return {"weights": sum(t.nbytes for t in model.weights.leaves.values()), "kv": memory.nbytes - state, "state": state,
-            "compute": arena_bytes(b.g, open_backend("ref"))}
+            "compute": arena_bytes(_graph(model, hp, cp, memory), open_backend("ref"))}
+
+
+def _graph(model: Model, hp: HParams, cp: CParams, memory: LayerMemory) -> Graph:
+    """At the largest sizes."""
+    b = Builder(hp, model.weights, cp, memory, Dims.largest(cp, recurrent=memory.rs is not None), False, Mix())
+    with sensible(model.path.name):
+        getattr(model.arch, "nextn_graph" if cp.mtp else "graph")(b)
+    return b.g
 
 
 def resolve(model: Model, *, n_ctx: int, n_batch: int, n_ubatch: int, n_seq_max: int, kv_unified: bool, type_k: str, type_v: str,
@@ -93,13 +99,16 @@ def cell_bytes(hp: HParams, type_k: dtypes.DType, type_v: dtypes.DType, layers: 
     return sum(type_k.row_bytes(hp.n_embd_k_gqa(il)) + type_v.row_bytes(hp.n_embd_v_gqa(il)) for il in layers if hp.has_kv(il)) or 1
 
 
-def need(hp: HParams, cp: CParams, offload_kqv: bool) -> Need:
-    """What a Context takes on a device beside the weights: caches by layer, and an estimate of its arena."""
-    state = 4 * (hp.n_embd_r + hp.n_embd_s) * cp.n_seq_max * (2 + cp.n_rollback)
-    layers = [state * hp.is_recurrent(il) + cp.n_ctx * cell_bytes(hp, cp.type_k, cp.type_v, [il]) for il in range(hp.n_layer)]
-    widest = max((*hp.n_ff, hp.n_embd, 1))
-    scores = 0 if cp.flash_attn else cp.n_ctx * max((*hp.n_head, 1)) * 2
-    return Need(layers if offload_kqv else (), 4 * cp.n_ubatch * (hp.n_vocab + 8 * hp.n_embd + 4 * widest + cp.n_ctx + scores))
+def need(model: Model, hp: HParams, cp: CParams, offload_kqv: bool) -> Need:
+    """What a Context takes on a device beside the weights: caches and states by layer, and the arena with twins of all inputs."""
+    memory = LayerMemory(hp, cp)
+    layers = [0] * (hp.n_layer + 1)
+    for group in memory.groups if offload_kqv else ():
+        for il, tensor in group.layers():
+            layers[min(il, hp.n_layer)] += tensor.nbytes
+    graph = _graph(model, hp, cp, memory)
+    twins = sum(int(t.nbytes) for i in graph.inputs for t in i.tensors)
+    return Need(layers, twins + arena_bytes(graph, open_backend("ref")))
 
 
 def check_context(hp: HParams, cp: CParams, on_host: Collection[int]) -> None:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .adapters import Mix
+from .drawing import MAX_STEPS, Drawing
 from .hparams import HParams, Ngrams
 from .memory import Step
 from .memory.kv import ordered
@@ -113,6 +114,21 @@ class OutputIds(Input):
 
     def fill(self, step: Step) -> tuple[np.ndarray, ...]:
         return (np.flatnonzero(step.ubatch.output).astype(np.int32),)
+
+
+class Draw(Input):
+    """`draw_steps` F32 [2, MAX_STEPS] and `draw_uniform` I32 [2, n_outputs]: a chain of samplers, and a random number for it."""
+
+    def __init__(self, drawing: Drawing, n_outputs: int):
+        self.drawing = drawing
+        self.tensors = leaf(F32, (2, MAX_STEPS), "draw_steps"), leaf(I32, (2, n_outputs), "draw_uniform")
+
+    @classmethod
+    def key(cls, step: Step) -> Hashable:
+        return None
+
+    def fill(self, step: Step) -> tuple[np.ndarray, ...]:
+        return self.drawing.steps, self.drawing.uniform
 
 
 class CellIds(Input):

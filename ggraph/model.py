@@ -10,7 +10,7 @@ import pkgutil
 import re
 import threading
 from collections import ChainMap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from .chat import ChatTemplate
     from .vocab import Vocab
 
-NOTHING = placement.Need()
 REPACK = ("auto", "on", "off")
 
 
@@ -52,17 +51,20 @@ class Model(Single):
     """A GGUF file, ready for `Context(model)`.
 
     `path` is a file (any shard of a split set) or a name that `ggraph.hub` knows. `kv_overrides` replaces metadata,
-    `n_gpu_layers`, `override_tensor` and `repack` ("auto", "on", "off") say how weights are placed, `backend` ("ref", "cpu", ..)
-    on which backend alone instead of what GGRAPH_BACKEND says. Errors: `GGUFError` for a damaged file, `ModelError` for an
-    unknown architecture or tensors that do not fit it.
+    `n_gpu_layers` (a number, "all" or "auto"), `device` ("CUDA0", "none"), `override_tensor` (pattern -> "CPU" or "CUDA0") and
+    `repack` ("auto", "on", "off") say how weights are placed, `backend` ("ref", "cpu", ..) on which backend alone instead of
+    what GGRAPH_BACKEND says. Errors: `GGUFError` for a damaged file, `ModelError` for an unknown architecture or tensors that
+    do not fit it.
     """
 
     instead = "threads may share it, a process opens its own with Model(path)"
 
     def __init__(self, path: str | Path, *, n_gpu_layers: int | str = "auto", override_tensor: Mapping[str, str] | None = None,
-                 kv_overrides: Mapping[str, Any] | None = None, repack: str = "auto", backend: str | None = None):
+                 kv_overrides: Mapping[str, Any] | None = None, repack: str = "auto", backend: str | None = None,
+                 device: str | None = None):
         self._overrides = named("kv_overrides", kv_overrides)
         check_override(override_tensor)
+        placement.parse_device(device)
         if repack not in REPACK:
             raise Error(f"repack is {repack!r}; it must be one of {', '.join(REPACK)}")
         if backend is not None and backend not in backend_names():
@@ -81,8 +83,7 @@ class Model(Single):
         except BaseException:
             self.file.close()
             raise
-        self.options: dict[str, Any] = {"n_gpu_layers": n_gpu_layers, "override_tensor": override_tensor, "repack": repack,
-                                        "backend": backend}
+        self.wish = placement.Wish(n_gpu_layers, override_tensor, repack, backend, device)
         self.placement: placement.Placement | None = None
         self.contexts: WeakSet[Any] = WeakSet()         # those that stand on this model
         self.closed = False
@@ -121,21 +122,29 @@ class Model(Single):
         """Those that run this model, the host last; none before the first Context."""
         return self.placement.backends if self.placement else []
 
-    def place(self, progress: Progress | None = None, need: placement.Need = NOTHING) -> placement.Placement:
+    def place(self, progress: Progress | None = None, need: Callable[[], placement.Need] = placement.Need) -> placement.Placement:
         """Open the backends and give them the weights, once; a later call returns the same placement.
 
-        `need`: what the Context at hand takes on a device beside the weights. `PlacementError` where that does not fit.
+        `need` tells what the Context at hand takes on a device beside the weights. `PlacementError` where that does not fit.
         """
         with self._lock:
             self.check_open()
             if self.placement is None:
-                self.placement = placement.load(self.weights.leaves, self.hparams.n_layer, need, progress, **self.options)
+                self.placement = placement.load(self.weights.leaves, self.hparams.n_layer, self.wish, need, progress)
             return self.placement
 
     def check_open(self) -> None:
         """ModelError if this model was closed."""
         if self.closed:
             raise ModelError(f"the model {self.path.name} is closed; load it again with Model(path)")
+
+    def retreat(self, why: str, progress: Progress | None = None) -> None:
+        """Place fewer layers on the device, which has no room for a Context beside them. `PlacementError` where their number
+        was asked for, or another Context stands on them."""
+        with self._lock:
+            assert self.placement is not None
+            self.placement.fixed = self.placement.fixed or bool(self.contexts)
+            placement.fewer(self.placement, self.weights.leaves, self.hparams.n_layer, self.wish, why, progress)
 
     @property
     def has_nextn(self) -> bool:

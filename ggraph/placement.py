@@ -6,16 +6,17 @@ layer. It places nothing itself, and knows no graph.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from . import env
 from .backend import Backend, Device, OutOfMemory, Progress, open_backend
-from .errors import BackendError, PlacementError
+from .errors import BackendError, PlacementError, expect
 from .tensor import Tensor
 
 LAYER = re.compile(r"blk\.(\d+)\.")
+DEVICE = "cuda"                                      # the backend with memory of its own
 MARGIN = 256 << 20                                   # bytes of a device that stay free for what the driver needs
 
 
@@ -26,12 +27,26 @@ class Need:
     once: int = 0
 
 
+@dataclass(frozen=True)
+class Wish:
+    """What a Model was asked for. `n_gpu_layers`: a number, "all" or "auto". `override_tensor`: pattern -> "CPU" or "CUDA0".
+    `device`: "CUDA0", or "none". `backend`: which one, instead of what GGRAPH_BACKEND says."""
+    n_gpu_layers: int | str = "auto"
+    override_tensor: Mapping[str, str] | None = None
+    repack: str = "auto"
+    backend: str | None = None
+    device: str | None = None
+
+
 @dataclass
 class Placement:
-    """`first` is the first layer on the device, n_layer for the output alone, n_layer + 1 where there is none."""
+    """`first` is the first layer on the device, n_layer for the output alone, n_layer + 1 where there is none. `number` is that
+    of the device, `fixed` says that the number of layers was asked for."""
     host: Backend
     device: Device | None = None
     first: int = 0
+    number: int = 0
+    fixed: bool = True
     homes: dict[Tensor, Backend] = field(default_factory=dict)
 
     @property
@@ -43,64 +58,85 @@ class Placement:
         return self.host if self.device is None or il < self.first else self.device
 
 
-def load(weights: Mapping[str, Tensor], n_layer: int, need: Need, progress: Progress | None = None, *,
-         n_gpu_layers: int | str = "auto", override_tensor: Mapping[str, str] | None = None, repack: str = "auto",
-         backend: str | None = None) -> Placement:
-    """Open the backends and give each its weights. `PlacementError` where a number of layers that was asked for does not fit.
-    `backend`: which one, instead of what GGRAPH_BACKEND says."""
-    wanted, chosen = parse_layers(n_gpu_layers, n_layer), backend or env.get("GGRAPH_BACKEND")
-    device = _open_device(wanted, chosen)
-    host = open_backend("cpu" if chosen in ("", "cuda") else chosen, repack=repack)
-    placement = place(weights, n_layer, _count(weights, n_layer, need, wanted, device), override_tensor, host, device)
+def load(weights: Mapping[str, Tensor], n_layer: int, wish: Wish, need: Callable[[], Need],
+         progress: Progress | None = None) -> Placement:
+    """Open the backends and give each its weights; `need` is asked where as many layers are wanted as fit. `PlacementError` where a
+    number of layers that was asked for does not fit; nothing stays open then."""
+    number = parse_device(wish.device)
+    wanted, chosen = parse_layers(wish.n_gpu_layers, n_layer), wish.backend or env.get("GGRAPH_BACKEND")
+    if number is not None and chosen not in ("", DEVICE):
+        raise PlacementError(f"backend {chosen!r} and device {wish.device!r} exclude one another; give one of them")
+    opened: list[Any] = []
     try:
-        while not _give(placement, weights, progress):
-            n = n_layer + 1 - placement.first
-            if wanted is not None or n == 0:
-                raise PlacementError(f"the memory of {device.name if device else ''} does not hold {n} layers; "
-                                     "give a smaller n_gpu_layers, or 'auto'")
-            placement = place(weights, n_layer, n - max(1, n // 8), override_tensor, host, device)
-            env.log(f"out of memory on the device while loading: {n_layer + 1 - placement.first} of {n_layer + 1} layers instead")
+        if number is not None or wish.device is None:
+            by_rule = any(name.lower() != "cpu" for name in (wish.override_tensor or {}).values())
+            opened.append(_open_device(wanted, by_rule, chosen, number))
+        device = opened[0] if opened else None
+        opened.append(open_backend("cpu" if chosen in ("", DEVICE) else chosen, repack=wish.repack))
+        placement = Placement(opened[-1], device, number=number or 0, fixed=wanted is not None)
+        if device is not None:
+            n = fitting(weights, n_layer, need(), device.memory()[0]) if wanted is None else wanted
+            place(placement, weights, n_layer, n, wish.override_tensor)
+        _give(placement, weights, n_layer, wish, progress)
     except BaseException:
-        for opened in placement.backends:
-            opened.close()
+        for backend in filter(None, opened):
+            backend.close()
         raise
-    _report(placement, n_layer)
     return placement
 
 
-def _open_device(wanted: int | None, chosen: str) -> Device | None:
-    """The device, if one is asked for: by GGRAPH_BACKEND=cuda, where its lack is an error, or by a number of layers, where it is
-    one line. As long as no GPU has run the goldens, "auto" alone does not take one."""
-    if chosen not in ("", "cuda") or wanted == 0 or (wanted is None and not chosen):
+def fewer(placement: Placement, weights: Mapping[str, Tensor], n_layer: int, wish: Wish, why: str,
+          progress: Progress | None = None) -> None:
+    """Place fewer layers on the device, which has no room for what comes beside them. `PlacementError` where that is not allowed,
+    or none is left."""
+    _shrink(placement, weights, n_layer, wish, why)
+    _give(placement, weights, n_layer, wish, progress)
+
+
+def _open_device(wanted: int | None, by_rule: bool, chosen: str, number: int | None) -> Device | None:
+    """The device, if one is asked for: by its name or GGRAPH_BACKEND=cuda, where its lack is an error, or by a number of layers,
+    where it is one line. As long as no GPU has run the goldens, "auto" alone does not take one."""
+    named = number is not None or bool(chosen)
+    if chosen not in ("", DEVICE) or (wanted == 0 and not by_rule) or (wanted is None and not named):
         return None
     try:
-        device: Any = open_backend("cuda")
+        device: Any = open_backend(DEVICE, device=number or 0)
     except BackendError as e:
-        if chosen:
+        if named:
             raise
         env.log(f"{e}; running on the CPU")
         return None
     return device  # type: ignore[no-any-return]
 
 
-def _count(weights: Mapping[str, Tensor], n_layer: int, need: Need, wanted: int | None, device: Device | None) -> int:
-    if device is None or wanted is not None:
-        return wanted or 0
-    return fitting(weights, n_layer, need, device.memory()[0])
-
-
-def _give(placement: Placement, weights: Mapping[str, Tensor], progress: Progress | None) -> bool:
-    """Let each backend take its weights; False if the device has not enough memory, which is then empty again."""
-    on_device = [t for t in weights.values() if placement.device is not None and placement.homes.get(t) is placement.device]
-    if placement.device is not None:
+def _give(placement: Placement, weights: Mapping[str, Tensor], n_layer: int, wish: Wish, progress: Progress | None) -> None:
+    """Let each backend take its weights, the device fewer layers until they fit."""
+    while (device := placement.device) is not None:
         try:
-            placement.device.pack(on_device, progress)
-        except OutOfMemory:
-            placement.device.release()
-            return False
-    there = set(on_device)
-    placement.host.pack([t for t in weights.values() if t not in there], progress)
-    return True
+            device.pack([t for t, home in placement.homes.items() if home is device], progress)
+            break
+        except OutOfMemory as e:
+            why = str(e)
+        _shrink(placement, weights, n_layer, wish, why)
+    on_device = {t for t, home in placement.homes.items() if home is placement.device}
+    placement.host.pack([t for t in weights.values() if t not in on_device], progress)
+    if placement.device is not None and not on_device:
+        env.log(f"no layer fits the memory of {placement.device.name}; running on the CPU")
+        placement.device.close()
+        placement.device = None
+    _report(placement, n_layer)
+
+
+def _shrink(placement: Placement, weights: Mapping[str, Tensor], n_layer: int, wish: Wish, why: str) -> None:
+    """Homes for fewer layers; the device has given up all weights then."""
+    assert placement.device is not None
+    n, name = n_layer + 1 - placement.first, placement.device.name
+    if placement.fixed or n == 0:
+        raise PlacementError(f"the memory of {name} does not hold {n} of {n_layer + 1} layers with what they need ({why}); give "
+                             "fewer (n_gpu_layers), or 'auto', a smaller n_ctx, or keep the cache on the host (offload_kqv=False)")
+    placement.device.release()
+    place(placement, weights, n_layer, n - max(1, n // 8), wish.override_tensor)
+    env.log(f"out of memory on {name} while loading: {n_layer + 1 - placement.first} of {n_layer + 1} layers instead")
 
 
 def _report(placement: Placement, n_layer: int) -> None:
@@ -120,6 +156,16 @@ def parse_layers(n_gpu_layers: int | str, n_layer: int) -> int | None:
     if not word.isdigit():
         raise PlacementError(f"n_gpu_layers is {n_gpu_layers!r}; it must be a number, 'auto' or 'all'")
     return min(int(word), n_layer + 1)
+
+
+def parse_device(device: str | None) -> int | None:
+    """The number of the device that is named; None: none is. `PlacementError` for what is no such name."""
+    if device is not None:
+        expect("device", device, str, f"a name like {DEVICE.upper()}0")
+    found = re.fullmatch(rf"(?:{DEVICE}|gpu)(\d+)|none|cpu", device or "none", re.IGNORECASE)
+    if found is None:
+        raise PlacementError(f"device is {device!r}; it must be '{DEVICE.upper()}0' (or another number), or 'none'")
+    return int(found[1]) if found[1] else None
 
 
 def layer_of(name: str, n_layer: int, tied: bool) -> int | None:
@@ -147,14 +193,15 @@ def fitting(weights: Mapping[str, Tensor], n_layer: int, need: Need, free: int) 
     return n_layer + 1
 
 
-def place(weights: Mapping[str, Tensor], n_layer: int, n_offloaded: int, override: Mapping[str, str] | None, host: Backend,
-          device: Device | None) -> Placement:
-    """The home of each weight. `override`: pattern -> "CPU" or the device's name ("CUDA0"); the first that matches wins."""
-    placement = Placement(host, device, n_layer + 1 - n_offloaded)
-    if device is None:
-        return placement
+def place(placement: Placement, weights: Mapping[str, Tensor], n_layer: int, n_offloaded: int,
+          override: Mapping[str, str] | None) -> None:
+    """Set the home of each weight. `override`: pattern -> "CPU" or the device's name ("CUDA0"); the first that matches wins."""
+    host, device = placement.host, placement.device
+    assert device is not None
+    placement.first = n_layer + 1 - n_offloaded
+    placement.homes.clear()
     tied = "output.weight" not in weights
-    rules = [(re.compile(pattern), _named(name, host, device)) for pattern, name in (override or {}).items()]
+    rules = [(re.compile(pattern), _named(name, placement)) for pattern, name in (override or {}).items()]
     for name, tensor in weights.items():
         il = layer_of(name, n_layer, tied)
         by_rule = next((home for pattern, home in rules if pattern.search(name)), None)
@@ -163,13 +210,14 @@ def place(weights: Mapping[str, Tensor], n_layer: int, n_offloaded: int, overrid
         elif il is not None:
             on_device = n_offloaded > n_layer if il < 0 else il >= placement.first
             placement.homes[tensor] = device if on_device else host
-    return placement
 
 
-def _named(name: str, host: Backend, device: Backend) -> Backend:
-    word = name.lower()
-    if word in ("cpu", host.name):
-        return host
-    if word.rstrip("0") in ("gpu", device.name):
+def _named(name: str, placement: Placement) -> Backend:
+    word, device = name.lower(), placement.device
+    assert device is not None
+    if word in ("cpu", placement.host.name):
+        return placement.host
+    own = f"{device.name}{placement.number}"
+    if word in ("gpu", device.name, own):
         return device
-    raise PlacementError(f"override_tensor names {name!r}; it must be 'CPU' or {device.name.upper() + '0'!r}")
+    raise PlacementError(f"override_tensor names {name!r}; it must be 'CPU' or {own.upper()!r}")

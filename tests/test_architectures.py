@@ -39,11 +39,11 @@ def nmse(got: np.ndarray, want: np.ndarray) -> float:
 
 
 def logits(path: Path, *, n_seq: int, unified: bool, n_ubatch: int, n_prefill: int = 40, n_decode: int, type_kv: str = "f16",
-           flash_attn: str = "off") -> np.ndarray:
+           flash_attn: str = "off", n_gpu_layers: int | str = "auto") -> np.ndarray:
     """All rows: n_prefill - 5 s tokens of each sequence s in one batch, then n_decode joint decodes."""
     ids, rows = iter(spec.tokens() * 8), []
     lengths = [n_prefill - 5 * s for s in range(n_seq)]
-    with ggraph.Model(path) as model, ggraph.Context(
+    with ggraph.Model(path, n_gpu_layers=n_gpu_layers) as model, ggraph.Context(
             model, n_ctx=256 * n_seq, n_batch=256, n_ubatch=n_ubatch, n_seq_max=n_seq, kv_unified=unified, type_k=type_kv,
             type_v=type_kv, flash_attn=flash_attn, n_threads=2) as ctx:
         for step in [lengths] + [[1] * n_seq] * n_decode:

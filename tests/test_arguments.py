@@ -141,7 +141,7 @@ CALLS: dict[str, Row] = {
         {"texts": "texts", "pooling": "word", "normalize": "flag"}),
     "Model": Row(lambda w, **kw: Model(w.path, **kw),
                  {"n_gpu_layers": "layers", "override_tensor": "names?", "kv_overrides": "names?", "repack": "word",
-                  "backend": "word"}),
+                  "backend": "word", "device": "word"}),
     "Model, its path": Row(lambda w, path: Model(path), {"path": ("path", "the model")}),
     "ModelDraft": Row(lambda w, **kw: ggraph.ModelDraft(**{"ctx": w.ctx, **kw}),
         {"ctx": "object", "n_min": "int", "p_min": "number"}),
@@ -187,7 +187,8 @@ CALLS: dict[str, Row] = {
 }
 # Not called from outside: by whom instead; records, which nobody makes but the one who hands them out.
 INSIDE = {
-    "Adapter.check": "Context", "Model.place": "Context", "Hook.accepts": "Context", "ModelDraft.check": "Generation",
+    "Adapter.check": "Context", "Model.place": "Context", "Model.retreat": "Context",
+    "Context.draw": "Generation", "Hook.accepts": "Context", "ModelDraft.check": "Generation",
     "ModelDraft.propose": "Generation", "ModelDraft.branches": "Generation", "ModelGuesser.propose": "Engine",
     "EachAlone.propose": "Engine", "FirstOf.propose": "Engine", "MtpDraft.propose": "Generation", "MtpDraft.branches": "Generation",
     "Nextn.follow": "Context", "Nextn.copy": "Memory", "Nextn.back": "MtpDraft", "Nextn.logits": "MtpDraft",
@@ -196,7 +197,8 @@ INSIDE = {
     "Grammar.as_read": "Grammar.json_schema",
     "Request.tell": "Engine", "Request.check": "Engine", "Memory": "Context", "Memory.prepare": "Context",
     "Memory.apply": "Context",
-    "Memory.restore": "Context.state_set", "Done": "", "Failed": "", "Observed": "", "Observed.nbytes": "", "Observed.traffic": "",
+    "Memory.restore": "Context.state_set", "Done": "", "Failed": "", "Finding": "",
+    "Observed": "", "Observed.nbytes": "", "Observed.traffic": "",
     "Piece": "", "Progress": "", "Times": "", "TokenLogprob": "", "LLM, its context": ""}
 
 

@@ -29,10 +29,10 @@ ops
 graph
 backend
 weights
-placement
+placement diagnosis
 adapters
 model
-batch
+batch perf drawing hook
 memory
 inputs
 build

@@ -148,6 +148,23 @@ def overrides(ctx: click.Context, param: click.Parameter, values: Sequence[str])
     return found
 
 
+def _buffers(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, str]:
+    """ffn_=CPU,blk.1=CUDA0 -> {pattern: buffer}"""
+    found = {}
+    for item in (item for value in values for item in value.split(",")):
+        pattern, _, buffer = item.rpartition("=")
+        if not pattern or not buffer:
+            raise click.BadParameter(f"{item!r} is not PATTERN=BUFFER, as in ffn_.*_exps=CPU")
+        found[pattern] = buffer
+    return found
+
+
+def _layers(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    if not (value.isdigit() or value in ("all", "auto", "-1")):
+        raise click.BadParameter(f"{value!r} is not a number, all or auto")
+    return value
+
+
 def _scaled(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> list[tuple[str, float]]:
     """a.gguf:0.5,b.gguf:2 -> [(a.gguf, 0.5), (b.gguf, 2.0)]"""
     found = []
@@ -209,6 +226,12 @@ MODEL = (
            help="Replace metadata of the file; types int, float, bool, str. Several: repeat, or join by commas."),
     _model("--repack", type=click.Choice(["auto", "on", "off"]), default="auto", show_default=True,
            help="Rearrange weights for speed: once more their size in memory, unless too little is free."),
+    _model("n_gpu_layers", "-ngl", "--gpu-layers", "--n-gpu-layers", default="auto", callback=_layers, metavar="N",
+           help="Layers on a GPU, the output counted as one: a number, all, or auto: as many as its memory holds with their "
+           "cache and the arena.  [default: auto, which takes a GPU only if -dev or GGRAPH_BACKEND=cuda names one]"),
+    _model("override_tensor", "-ot", "--override-tensor", multiple=True, callback=_buffers, metavar="PATTERN=BUFFER",
+           help="Where weights go whose name the pattern matches: CPU or CUDA0. Several: repeat, or join by commas."),
+    _model("device", "-dev", "--device", metavar="NAME", help="The GPU to use: CUDA0; or none."),
     _model("--lora", multiple=True, callback=_unscaled, metavar="FILE",
            help="A LoRA (GGUF). Several: repeat, or join by commas."),
     _model("--lora-scaled", multiple=True, callback=_scaled, metavar="FILE:SCALE", help="A LoRA at this scale. Several: as above."),
@@ -240,10 +263,14 @@ CONTEXT = (
     _context("kv_unified", "-kvu/-no-kvu", "--kv-unified/--no-kv-unified", default=True,
              help="One pool of cells for all sequences.  [default: on]"),
     _context("--swa-full", is_flag=True, help="Keep all cells of sliding-window layers, so that more can be reused."),
+    _context("offload_kqv", "-kvo/-nkvo", "--kv-offload/--no-kv-offload", default=True,
+             help="Keep K, V and states of a layer on the device that has its weights.  [default: on]"),
     _context("graph_reuse", "--graph-reuse/--no-graph-reuse", default=True,
              help="Keep built graphs for batches of the same form.  [default: on]"),
 )
-_CONTEXT = ("n_ctx", "n_batch", "n_ubatch", "flash_attn", "type_k", "type_v", "kv_unified", "swa_full", "graph_reuse")
+_CONTEXT = ("n_ctx", "n_batch", "n_ubatch", "flash_attn", "type_k", "type_v", "kv_unified", "swa_full", "offload_kqv",
+            "graph_reuse")
+_MODEL = ("kv_overrides", "repack", "n_gpu_layers", "override_tensor", "device")
 
 _positive, _any = FloatRange(min=0), FloatRange()
 _ROPE: dict[str, tuple[Any, str]] = {
@@ -316,6 +343,11 @@ SAMPLING = (
 
 
 # --- what is made of them ------------------------------------------------------------------------------------------
+
+
+def model_arguments(p: Params) -> Params:
+    """Arguments of `ggraph.Model` from MODEL, but for its path."""
+    return {name: p[name] for name in _MODEL}
 
 
 def context_arguments(p: Params) -> Params:

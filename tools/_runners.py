@@ -22,6 +22,7 @@ class Params:
     type_v: str
     flash_attn: bool
     n_gpu_layers: int
+    no_kv_offload: bool = False
 
 
 class Runner(Protocol):
@@ -41,7 +42,7 @@ class Ours:
         self.p, self.random = p, random.Random(1)
         self.model = ggraph.Model(p.model, n_gpu_layers=p.n_gpu_layers)
         self.ctx = ggraph.Context(self.model, n_ctx=n_ctx, n_batch=p.n_batch, n_ubatch=p.n_ubatch, n_seq_max=n_seqs,
-                                  n_threads=p.n_threads, type_k=p.type_k, type_v=p.type_v,
+                                  n_threads=p.n_threads, type_k=p.type_k, type_v=p.type_v, offload_kqv=not p.no_kv_offload,
                                   flash_attn="on" if p.flash_attn else "off")
 
     def evaluate(self, n_tokens: int, n_seqs: int = 1) -> None:
@@ -86,7 +87,7 @@ class Peer:
         cp.n_threads = cp.n_threads_batch = p.n_threads
         cp.type_k, cp.type_v = (getattr(lib, "GGML_TYPE_" + t.upper()) for t in (p.type_k, p.type_v))
         cp.flash_attn_type = int(p.flash_attn)
-        cp.kv_unified = True
+        cp.kv_unified, cp.offload_kqv = True, not p.no_kv_offload
         self.ctx = lib.llama_init_from_model(self.model, cp)
         if not self.ctx:
             raise ggraph.Error("llama.cpp cannot open a context with these sizes")

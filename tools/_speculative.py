@@ -74,8 +74,9 @@ def drafting(p: Params, llm: ggraph.LLM, bars: Bars) -> Iterator[Params]:
     elif kind == "draft-mtp":
         yield {"draft": ggraph.MtpDraft(llm.nextn, **limits(p)), **more}
     else:
+        placed = {"n_gpu_layers": p["n_gpu_layers"] if p["n_gpu_layers"] == "0" else "auto", "device": p["device"]}
         path = hub.resolve(p["spec_draft_model"], lambda done, total: bars("fetch", done, total))
         options = {**context_arguments(p), "n_ctx": llm.ctx.cparams.n_ctx_seq, "adapters": [], "n_rollback": n, "progress": bars}
-        with ggraph.Model(path, repack=p["repack"]) as model, ggraph.Context(model, **options) as ctx:
+        with ggraph.Model(path, **placed, repack=p["repack"]) as model, ggraph.Context(model, **options) as ctx:
             bars.close()
             yield {"draft": ggraph.ModelDraft(ctx, **limits(p)), **more}

@@ -51,7 +51,8 @@ SWEEP = (
     _sweep("-ctk", "--cache-type-k", multiple=True, metavar="TYPE", help="Type of K in the cache.  [default: f16]"),
     _sweep("-ctv", "--cache-type-v", multiple=True, metavar="TYPE", help="Type of V in the cache.  [default: f16]"),
     _sweep("-fa", "--flash-attn", multiple=True, metavar="0|1", help="Attention as one op.  [default: 1]"),
-    _sweep("-ngl", "--n-gpu-layers", multiple=True, metavar="N", help="Layers on a GPU.  [default: 0]"),
+    _sweep("-ngl", "--n-gpu-layers", multiple=True, metavar="N", help="Layers on a GPU; 99: all.  [default: 0]"),
+    _sweep("-nkvo", "--no-kv-offload", multiple=True, metavar="0|1", help="Keep K and V on the host.  [default: 0]"),
 )
 OUTPUT = (
     _out("-o", "--output", type=click.Choice(["md", "csv", "json", "jsonl", "sql"]), default="md",
@@ -142,11 +143,11 @@ def plan(o: dict[str, Any]) -> Iterator[Test]:
     settings = itertools.product(
         models, numbers(o["batch_size"], 2048, 1), numbers(o["ubatch_size"], 512, 1),
         numbers(o["threads"], os.cpu_count() or 1, 1), words(o["cache_type_k"], "f16"), words(o["cache_type_v"], "f16"),
-        numbers(o["flash_attn"], 1), numbers(o["n_gpu_layers"], 0))
+        numbers(o["flash_attn"], 1), numbers(o["n_gpu_layers"], 0), numbers(o["no_kv_offload"], 0))
     kinds = [(n, 0) for n in numbers(o["n_prompt"], 512) if n] + [(0, n) for n in numbers(o["n_gen"], 128) if n]
     kinds += [(int(a), int(b)) for a, b in (_pair(x) for x in o["pg"])]
-    for m, b, ub, t, ctk, ctv, fa, ngl in settings:
-        params = Params(m, b, ub, t, ctk, ctv, bool(fa), ngl)
+    for m, b, ub, t, ctk, ctv, fa, ngl, nkvo in settings:
+        params = Params(m, b, ub, t, ctk, ctv, bool(fa), ngl, bool(nkvo))
         for (pp, tg), depth, parallel in itertools.product(kinds, numbers(o["n_depth"], 0), numbers(o["n_parallel"], 1)):
             yield Test(params, pp, tg, depth, parallel)
 
@@ -250,7 +251,7 @@ def markdown(results: Sequence[Result]) -> str:
 
 
 def _varying(results: Sequence[Result]) -> list[str]:
-    names = ("n_batch", "n_ubatch", "type_k", "type_v", "flash_attn", "n_gpu_layers")
+    names = ("n_batch", "n_ubatch", "type_k", "type_v", "flash_attn", "n_gpu_layers", "no_kv_offload")
     return [n for n in names if len({getattr(r.test.params, n) for r in results}) > 1]
 
 

@@ -24,7 +24,7 @@ from ._console import Bars
 from ._estimate import Divergence, Estimate, Perplexity, Values, divergence_of, mean, perplexity_of
 from ._input import read_text
 from ._logits import LogitsFile, LogitsWriter, Row, distance, distance_from_saved, nll
-from ._options import CONTEXT, MODEL, ROPE, Command, IntRange, Params, context_arguments, group, options
+from ._options import CONTEXT, MODEL, ROPE, Command, IntRange, Params, context_arguments, group, model_arguments, options
 
 MAX_SEQS = 64
 TEXT = Path(__file__).parent / "data" / "persuasion.txt"
@@ -238,7 +238,7 @@ def _methods(p: Params) -> list[str]:
 @contextlib.contextmanager
 def _opened(p: Params, name: str, bars: Bars) -> Iterator[ggraph.Model]:
     path = hub.resolve(name, lambda done, total: bars("fetch", done, total))
-    with ggraph.Model(path, kv_overrides=p["kv_overrides"], repack=p["repack"]) as model:
+    with ggraph.Model(path, **model_arguments(p)) as model:
         yield model
 
 

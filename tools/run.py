@@ -30,6 +30,7 @@ from ._options import (
     Params,
     context_arguments,
     group,
+    model_arguments,
     options,
     unescape,
 )
@@ -125,7 +126,7 @@ def _loaded(p: Params, chat: bool, bars: Bars) -> Iterator[Writer]:
     """Model and context, open."""
     start = time.perf_counter()
     path = hub.resolve(p["model"], lambda done, total: bars("fetch", done, total))
-    with ggraph.Model(path, kv_overrides=p["kv_overrides"], repack=p["repack"]) as model:
+    with ggraph.Model(path, **model_arguments(p)) as model:
         template = _template(p, model)
         if chat and template is None:
             raise ggraph.TemplateError(f"{path.name} has no chat template: give a prompt to continue, or --chat-template-file")

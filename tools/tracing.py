@@ -18,7 +18,7 @@ import ggraph
 from ggraph import env, hub
 
 from ._console import Bars
-from ._options import CONTEXT, MODEL, ROPE, Command, IntRange, Params, context_arguments, group, options
+from ._options import CONTEXT, MODEL, ROPE, Command, IntRange, Params, context_arguments, group, model_arguments, options
 from ._output import check_target, write_text
 from ._record import GraphTrace, Recorder, StepTrace
 from ._scenes import N_SEQ, SCENES, rows
@@ -187,7 +187,7 @@ def run(p: Params) -> Trace:
     cases = list(SCENES) if "all" in p["cases"] else list(dict.fromkeys(p["cases"]))
     with Bars(p["quiet"]) as bars:
         path = hub.resolve(p["model"], lambda done, total: bars("fetch", done, total))
-        with ggraph.Model(path, kv_overrides=p["kv_overrides"], repack=p["repack"]) as model:
+        with ggraph.Model(path, **model_arguments(p)) as model:
             context = context_arguments(p)
             unified = (True, False) if p["compare_kv"] else (context.pop("kv_unified"),)
             context.pop("kv_unified", None)

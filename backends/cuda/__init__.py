@@ -8,15 +8,13 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ggraph import env
 from ggraph.backend import Ceilings, OutOfMemory, Progress
-from ggraph.errors import BackendError
 from ggraph.ops import VIEWS
 from ggraph.tensor import Tensor
 
@@ -62,6 +60,9 @@ class Cuda:
 
     def download(self, buffer: Buffer, offset: int, nbytes: int) -> np.ndarray:
         return self.device.download(buffer.address + int(offset), int(nbytes))
+
+    def fetch(self, buffer: Buffer, offset: int, nbytes: int) -> Callable[[], np.ndarray]:
+        return self.device.fetch(buffer.address + int(offset), int(nbytes))
 
     def memory(self) -> tuple[int, int]:
         return self.device.memory()
@@ -129,20 +130,19 @@ class Cuda:
         self.device.close()
 
 
-def open_device() -> Device:
-    """The device that GGRAPH_CUDA_DEVICE names: a GPU unless it says `emulator`. `BackendError` says what is missing."""
+def open_device(number: int = 0) -> Device:
+    """What GGRAPH_CUDA_DEVICE names: a GPU unless it says `emulator`. `BackendError` says what is missing."""
     if env.get("GGRAPH_CUDA_DEVICE") == "emulator":
         from .emulator import Emulator
         device: Device = Emulator()
     else:
+        from . import diagnosis
         from .cupy_device import CupyDevice
-        device = CupyDevice()
+        diagnosis.check(number)
+        device = CupyDevice(number)
     return device
 
 
-def open(**options: Any) -> Cuda:
-    try:
-        return Cuda(open_device())
-    except ImportError as e:
-        raise BackendError(f"CuPy cannot be imported ({e}); pip install 'ggraph-runtime[cuda13]' "
-                           "(CUDA 12 drivers: [cuda12])") from e
+def open(device: int = 0) -> Cuda:
+    """`device`: its number. `BackendError` with one sentence, and what mends it, where that cannot be used."""
+    return Cuda(open_device(device))

@@ -1,23 +1,22 @@
 """A GPU through CuPy: memory, one stream, kernels that NVRTC compiled, captured graphs. As thin as can be.
 
-CuPy is imported when a device is opened. What is missing (driver, GPU, wheel) is one sentence, with the command that mends it.
+CuPy is imported when a device is opened; what may be missing then (driver, GPU, wheel) was looked for in `diagnosis` before.
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ggraph.backend import OutOfMemory
-from ggraph.errors import BackendError
 
 from . import cublas, nvrtc
 from .device import Device, Dim, Kernel
 
-HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
+HOST_TO_DEVICE, DEVICE_TO_HOST, WITHIN_DEVICE = 1, 2, 3
 MAX_DYNAMIC_SHARED = 8              # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 WITHOUT_ASKING = 48 * 1024          # bytes of shared memory that every kernel may have
-OLDEST = (7, 0)
 
 
 class CupyDevice(Device):
@@ -25,36 +24,30 @@ class CupyDevice(Device):
         super().__init__()
         import cupy
         self.runtime, self.driver = cupy.cuda.runtime, cupy.cuda.driver
-        _check_device(self.runtime, number)
         properties = self.runtime.getDeviceProperties(number)
         self.name = properties["name"].decode()
         self.n_processors, self.max_shared = properties["multiProcessorCount"], properties["sharedMemPerBlockOptin"]
         self.capability = properties["major"], properties["minor"]
-        if self.capability < OLDEST:
-            raise BackendError(f"{self.name} is too old: ggraph needs compute capability {OLDEST[0]}.{OLDEST[1]}; "
-                               "set GGRAPH_BACKEND=cpu")
         self.target = "sm_{}{}".format(*self.capability)
         self.runtime.setDevice(number)
         self.runtime.free(0)                                    # makes the context
         self.stream = cupy.cuda.Stream(non_blocking=True)
-        self.allocated: set[int] = set()
+        self.pinned = cupy.cuda.alloc_pinned_memory
         self.modules: dict[tuple[str, Any], int] = {}
         self.library = cublas.library() is not None
         self.cublas: cublas.Cublas | None = None                # made when it is first used: it takes memory
 
-    def alloc(self, nbytes: int) -> int:
+    def _alloc(self, nbytes: int) -> int:
         try:
             address = int(self.runtime.malloc(nbytes))
         except self.runtime.CUDARuntimeError as e:
             free, _ = self.memory()
             raise OutOfMemory(f"{self.name} has no room for {nbytes / 2**20:.0f} MiB ({free / 2**20:.0f} MiB are free)") from e
-        self.allocated.add(address)
         self.runtime.memsetAsync(address, 0, nbytes, self.stream.ptr)
         return address
 
-    def free(self, address: int) -> None:
+    def _free(self, address: int) -> None:
         self.sync()
-        self.allocated.discard(address)
         self.runtime.free(address)
 
     def memory(self) -> tuple[int, int]:
@@ -72,15 +65,11 @@ class CupyDevice(Device):
         self.recording = False
         return self.stream.end_capture()
 
-    def close(self) -> None:
-        if not self.closed:
-            self.closed = True
-            if self.cublas is not None:
-                self.cublas.close()
-            for address in list(self.allocated):
-                self.free(address)
-            for module in self.modules.values():
-                self.driver.moduleUnload(module)
+    def _close(self) -> None:
+        if self.cublas is not None:
+            self.cublas.close()
+        for module in self.modules.values():
+            self.driver.moduleUnload(module)
 
     def _function(self, kernel: Kernel) -> Any:
         module = self.modules.get((kernel.file, kernel.defines))
@@ -105,23 +94,22 @@ class CupyDevice(Device):
         self.runtime.memcpyAsync(address, data.ctypes.data, data.nbytes, HOST_TO_DEVICE, self.stream.ptr)
 
     def _download(self, address: int, nbytes: int) -> np.ndarray:
-        data = np.empty(nbytes, np.uint8)
-        self.runtime.memcpyAsync(data.ctypes.data, address, nbytes, DEVICE_TO_HOST, self.stream.ptr)
-        self.sync()
-        return data
+        return self._fetch(address, nbytes)()
+
+    def _fetch(self, address: int, nbytes: int) -> Callable[[], np.ndarray]:
+        """Into page-locked memory: a copy into any other would wait for the device."""
+        memory = self.pinned(nbytes)
+        self.runtime.memcpyAsync(memory.ptr, address, nbytes, DEVICE_TO_HOST, self.stream.ptr)
+        event = self.stream.record()
+
+        def wait() -> np.ndarray:
+            event.synchronize()
+            data: np.ndarray = np.frombuffer(memory, np.uint8, nbytes).copy()
+            return data
+        return wait
+
+    def _copy(self, to: int, address: int, nbytes: int) -> None:
+        self.runtime.memcpyAsync(to, address, nbytes, WITHIN_DEVICE, self.stream.ptr)
 
     def _replay(self, graph: Any) -> None:
         graph.launch(self.stream)
-
-
-def _check_device(runtime: Any, number: int) -> None:
-    """BackendError with one sentence where there is no such GPU, or no driver for it."""
-    try:
-        n_devices = runtime.getDeviceCount()
-    except runtime.CUDARuntimeError as e:
-        if "insufficient" in str(e).lower():
-            raise BackendError("the NVIDIA driver is missing, or too old for this CuPy; install a newer driver, or the wheel for "
-                               "CUDA 12 (pip install 'ggraph-runtime[cuda12]')") from e
-        raise BackendError("no CUDA device is found; run nvidia-smi to see what the driver says") from e
-    if number >= n_devices:
-        raise BackendError(f"there is no CUDA device {number}; {n_devices} are found")

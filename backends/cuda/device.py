@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,8 +44,32 @@ class Device(ABC):
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()           # uploads, downloads, launches, replays since `reset`
         self.functions: dict[Kernel, Any] = {}
+        self.sizes: dict[int, int] = {}                 # bytes of each allocation, by address
         self.recording = False
         self.closed = False
+
+    @property
+    def allocated(self) -> int:
+        """Bytes that are allocated."""
+        return sum(self.sizes.values())
+
+    def alloc(self, nbytes: int) -> int:
+        """The address of zeroed memory, aligned to 256 bytes. `OutOfMemory` where there is none left."""
+        address = self._alloc(nbytes)
+        self.sizes[address] = nbytes
+        return address
+
+    def free(self, address: int) -> None:
+        self._free(address)
+        del self.sizes[address]
+
+    def close(self) -> None:
+        """Free all that is left; a second time does nothing."""
+        if not self.closed:
+            self.closed = True
+            for address in list(self.sizes):
+                self.free(address)
+            self._close()
 
     def function(self, kernel: Kernel) -> Any:
         """The compiled kernel; compiled when it is first asked for."""
@@ -76,16 +100,24 @@ class Device(ABC):
         self.counts["downloads"] += 1
         return self._download(address, nbytes)
 
+    def fetch(self, address: int, nbytes: int) -> Callable[[], np.ndarray]:
+        """Device to host, behind what was launched, without waiting; what is returned waits, and gives uint8 [nbytes]."""
+        self.counts["downloads"] += 1
+        return self._fetch(address, nbytes)
+
+    def copy(self, to: int, address: int, nbytes: int) -> None:
+        """Within the device, behind what was launched."""
+        self._copy(to, address, nbytes)
+
     def replay(self, graph: Any) -> None:
         """All launches of a graph, with one call."""
         self.counts["replays"] += 1
         self._replay(graph)
 
     @abstractmethod
-    def alloc(self, nbytes: int) -> int:
-        """The address of zeroed memory, aligned to 256 bytes. `OutOfMemory` where there is none left."""
+    def _alloc(self, nbytes: int) -> int: ...
     @abstractmethod
-    def free(self, address: int) -> None: ...
+    def _free(self, address: int) -> None: ...
     @abstractmethod
     def memory(self) -> tuple[int, int]:
         """(free, total) bytes."""
@@ -98,7 +130,7 @@ class Device(ABC):
     def end_capture(self) -> Any:
         """The recorded launches, with the arguments they had, for `replay`."""
     @abstractmethod
-    def close(self) -> None: ...
+    def _close(self) -> None: ...
     @abstractmethod
     def _function(self, kernel: Kernel) -> Any: ...
     @abstractmethod
@@ -109,6 +141,10 @@ class Device(ABC):
     def _upload(self, address: int, data: np.ndarray) -> None: ...
     @abstractmethod
     def _download(self, address: int, nbytes: int) -> np.ndarray: ...
+    @abstractmethod
+    def _fetch(self, address: int, nbytes: int) -> Callable[[], np.ndarray]: ...
+    @abstractmethod
+    def _copy(self, to: int, address: int, nbytes: int) -> None: ...
     @abstractmethod
     def _replay(self, graph: Any) -> None: ...
 

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,15 @@ _RUNNING = threading.Lock()             # fibers and shared memory are statics o
 
 
 class Emulator(Device):
-    """`total` bytes of memory can be allocated; what goes beyond is `OutOfMemory`, as on a device."""
+    """`total` bytes of memory can be allocated; what goes beyond is `OutOfMemory`, as on a device. `failing`: numbers of
+    allocations, from 0 on, that fail however much is free."""
     name = "CUDA emulator"
     n_processors = 4
     max_shared = 227 * 1024
 
-    def __init__(self, total: int = 1 << 34):
+    def __init__(self, total: int = 1 << 34, failing: Collection[int] = ()):
         super().__init__()
-        self.total, self.used = total, 0
+        self.total, self.failing, self.n_allocs = total, failing, 0
         self.compiler = shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
         if self.compiler is None:
             raise BackendError("the CUDA emulator needs a C++ compiler; install g++")
@@ -48,19 +50,20 @@ class Emulator(Device):
 
     # --- memory
 
-    def alloc(self, nbytes: int) -> int:
-        if self.used + nbytes > self.total:
-            raise OutOfMemory(f"{nbytes} bytes are asked for, {self.total - self.used} are free")
+    def _alloc(self, nbytes: int) -> int:
+        number, self.n_allocs = self.n_allocs, self.n_allocs + 1
+        if self.allocated + nbytes > self.total or number in self.failing:
+            raise OutOfMemory(f"{nbytes} bytes are asked for, {self.total - self.allocated} are free")
         raw = np.zeros(nbytes + 3 * MARGIN, np.uint8)
         start = MARGIN + -(raw.ctypes.data) % MARGIN
         raw[:start] = raw[start + nbytes:] = PATTERN
         address = int(raw.ctypes.data) + start
-        self.blocks[address], self.used = (raw, nbytes), self.used + nbytes
+        self.blocks[address] = raw, nbytes
         return address
 
-    def free(self, address: int) -> None:
+    def _free(self, address: int) -> None:
         self._check(address)
-        self.used -= self.blocks.pop(address)[1]
+        del self.blocks[address]
 
     def _check(self, address: int) -> None:
         raw, nbytes = self.blocks[address]
@@ -69,7 +72,7 @@ class Emulator(Device):
             raise BackendError(f"a kernel wrote outside of its memory of {nbytes} bytes; the last one was {self.last}")
 
     def memory(self) -> tuple[int, int]:
-        return self.total - self.used, self.total
+        return self.total - self.allocated, self.total
 
     def _inside(self, address: int, nbytes: int) -> None:
         if not any(start <= address and address + nbytes <= start + n for start, (_, n) in self.blocks.items()):
@@ -83,6 +86,15 @@ class Emulator(Device):
         self.sync()
         self._inside(address, nbytes)
         return np.frombuffer(ctypes.string_at(address, nbytes), np.uint8)
+
+    def _fetch(self, address: int, nbytes: int) -> Callable[[], np.ndarray]:
+        data = self._download(address, nbytes)
+        return lambda: data
+
+    def _copy(self, to: int, address: int, nbytes: int) -> None:
+        self._inside(to, nbytes)
+        self._inside(address, nbytes)
+        ctypes.memmove(to, address, nbytes)
 
     def sync(self) -> None:
         for address in self.blocks:
@@ -149,10 +161,8 @@ class Emulator(Device):
         for (kernel, run, _), grid, block, shared, values in graph:
             self._run(kernel, run, grid, block, shared, np.array([_address(v) for v in values], np.uint64))
 
-    def close(self) -> None:
-        self.closed = True
-        for address in list(self.blocks):
-            self.free(address)
+    def _close(self) -> None:
+        self.modules.clear()
 
 
 def _address(data: bytes) -> int:

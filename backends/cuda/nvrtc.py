@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from ctypes.util import find_library
 from functools import cache
 from pathlib import Path
@@ -60,19 +61,28 @@ def cubin(file: str, defines: source.Defines, target: str) -> bytes:
 def compiled(file: str, defines: source.Defines, target: str) -> bytes:
     """The same without the cache."""
     text = source.source(file)
-    headers = source.headers(text)
+    options = (*OPTIONS, f"-arch={target}", *(f"-D{k}={v}" for k, v in defines))
+    return _compile(f"{file}.cu", text, source.headers(text), options, f"for {target}")
+
+
+def _compile(name: str, text: str, headers: Mapping[str, str], options: Sequence[str], what: str) -> bytes:
     names = (ctypes.c_char_p * len(headers))(*(name.encode() for name in headers))
     texts = (ctypes.c_char_p * len(headers))(*(content.encode() for content in headers.values()))
     nvrtc, program = library(), ctypes.c_void_p()
-    _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), f"{file}.cu".encode(), len(headers), texts, names))
+    _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), name.encode(), len(headers), texts, names))
     try:
-        options = [*OPTIONS, f"-arch={target}", *(f"-D{k}={v}" for k, v in defines)]
         status = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*(o.encode() for o in options)))
         if status:
-            raise BackendError(f"{file}.cu does not compile for {target}: {_text(program, 'ProgramLog').decode().strip()[:2000]}")
+            log = _text(program, "ProgramLog").rstrip(b"\0").decode().strip() or _error(status)
+            raise BackendError(f"{name} does not compile {what}: {log[:2000]}")
         return _text(program, "CUBIN")
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def trial(target: str) -> None:
+    """Compile nothing for a target: `BackendError` where the compiler does not know it, or lacks parts of itself."""
+    _compile("trial.cu", "", {}, (f"-arch={target}",), f"for {target}")
 
 
 def _text(program: ctypes.c_void_p, what: str) -> bytes:
@@ -85,6 +95,10 @@ def _text(program: ctypes.c_void_p, what: str) -> bytes:
 
 def _check(status: int) -> None:
     if status:
-        get = library().nvrtcGetErrorString
-        get.restype = ctypes.c_char_p
-        raise BackendError(f"NVRTC failed: {get(status).decode()}")
+        raise BackendError(f"NVRTC failed: {_error(status)}")
+
+
+def _error(status: int) -> str:
+    get = library().nvrtcGetErrorString
+    get.restype = ctypes.c_char_p
+    return str(get(status).decode())

@@ -16,12 +16,12 @@ from ggraph.ops import VIEWS
 from ggraph.size import Sizes
 from ggraph.tensor import Tensor
 
-from . import attention, elementwise, matmul, move, recurrent, rope, rows, shape
+from . import attention, elementwise, matmul, move, recurrent, rope, rows, sample, shape
 from .arrays import Array, Kept, Operand
 from .table import KERNELS
 
 __all__ = ["KERNELS", "Plan", "Ref", "attention", "elementwise", "matmul", "move", "open", "recurrent", "rope", "rows",
-           "shape"]
+           "sample", "shape"]
 
 
 class Ref:
@@ -45,6 +45,10 @@ class Ref:
 
     def download(self, buffer: HostBuffer, offset: int, nbytes: int) -> Array:
         return buffer.data[offset:offset + nbytes]
+
+    def fetch(self, buffer: HostBuffer, offset: int, nbytes: int) -> Callable[[], np.ndarray]:
+        data = self.download(buffer, offset, nbytes).copy()
+        return lambda: data
 
     def supports(self, node: Tensor) -> bool:
         return node.op in KERNELS or node.op in VIEWS

@@ -13,6 +13,7 @@ from typing import Any
 from .. import inputs, ops
 from ..adapters import TOKEN_EMBD, Adapter, Mix, Pair
 from ..cparams import CParams, Rope
+from ..drawing import Drawing
 from ..dtypes import F32
 from ..errors import Error
 from ..graph import Graph
@@ -41,9 +42,9 @@ class Dims:
 
 class Core:
     def __init__(self, hp: HParams, weights: Weights, cp: CParams, memory: LayerMemory, dims: Dims, embd: bool = False,
-                 mix: Mix | None = None):
+                 mix: Mix | None = None, drawing: Drawing | None = None):
         self.hp, self.w, self.cp, self.memory, self.dims = hp, weights, cp, memory, dims
-        self.embd, self.mix = embd, mix or Mix()
+        self.embd, self.mix, self.drawing = embd, mix or Mix(), drawing
         self.adapted: set[str] = set()                  # what of the adapters stands in the graph
         self.g = Graph()
         self.n_tokens = dims.n_tokens
@@ -70,7 +71,10 @@ class Core:
 
     def inp_embd(self) -> Tensor:
         """The hidden states of the ubatch, F32 [n_embd, n_tokens]: rows of token_embd, or the vectors that were given."""
-        x, = self.input(inputs.Tokens, self.hp.n_embd, self.n_tokens, self.embd)
+        if self.drawing is not None and self.drawing.chained:
+            x = ops.view(self.drawing.token, (self.n_tokens,))              # of one token: what the last step drew
+        else:
+            x, = self.input(inputs.Tokens, self.hp.n_embd, self.n_tokens, self.embd)
         if not self.embd:
             x = self._embed(self.w.token_embd.weight, x)
         if self.hp.f_embedding_scale:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .. import inputs, ops
+from ..drawing import Drawing
 from ..errors import Error
 from ..size import Size
 from ..tensor import Tensor
@@ -47,7 +48,18 @@ class Output(Core):
             x = ops.scale(x, self.hp.f_logit_scale)
         if cap := self.hp.f_final_logit_softcapping:
             x = ops.scale(ops.tanh(ops.scale(x, 1.0 / cap)), cap)
-        self.g.output("logits", self.cb(x, "result_output"))
+        x = self.cb(x, "result_output")
+        if self.drawing is None:
+            self.g.output("logits", x)
+        else:
+            self._draw(x, self.drawing)
+
+    def _draw(self, x: Tensor, drawing: Drawing) -> None:
+        """A token of the one row, which also stays where the next step finds it."""
+        steps, uniform = self.input(inputs.Draw, drawing, self.dims.n_outputs)
+        token = self.cb(ops.sample(x, steps, uniform), "drawn")
+        self.g.output("drawn", token)
+        self.g.expand(ops.cpy(ops.view(token, (1,)), drawing.token))
 
     def _pool(self, x: Tensor) -> Tensor:
         """F32 [n_embd, n_pooled] of each sequence ([n_cls_out, n_pooled] of a classifier), or of each output row."""

@@ -1,4 +1,4 @@
-"""From a prompt to text. Reading order: stops, history, output, speculative, mtp, generation, llm.
+"""From a prompt to text. Reading order: stops, history, output, drawn, speculative, mtp, generation, llm.
 
 `LLM` is the short way; `History` and `Output` are what anything that runs several sequences together is made of.
 """

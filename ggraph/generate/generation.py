@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ..errors import Aborted, ContextFull, Error, Single, flags, functions, integers
 from ..sampling import Sampler
 from ..vocab import Vocab
+from .drawn import Drawn
 from .history import History, Report
 from .output import Output, TokenLogprob, logprob
 from .speculative import Drafter, Speculation
@@ -68,6 +69,7 @@ class Generation(Single, Iterator[str]):
         self.timings = Timings()
         self.shifted = 0
         self._history, self._ahead = history, Speculation(history, drafter, n_draft, spare)
+        self._drawn = Drawn.of(history, sampler) if drafter is None and logprobs is None else None
         self._n_top, self._progress = logprobs, progress
         n_keep = n_keep + vocab.add_bos if 0 <= n_keep <= len(prompt) else len(prompt)
         self._n_keep = n_keep if context_shift else None
@@ -151,6 +153,8 @@ class Generation(Single, Iterator[str]):
 
     def _sample(self) -> int:
         start, t = time.perf_counter(), self.timings
+        if self._drawn is not None:
+            return self._wait(self._drawn)
         row = self._ahead.row
         token = self.sampler.sample(row)
         self.sampler.accept(token)
@@ -159,9 +163,21 @@ class Generation(Single, Iterator[str]):
         t.sample_n, t.sample_ms = t.sample_n + 1, t.sample_ms + 1e3 * (time.perf_counter() - start)
         return token
 
+    def _wait(self, drawn: Drawn) -> int:
+        """The token that the device drew; the next one is begun before, unless this is the last."""
+        start, t, self._busy = time.perf_counter(), self.timings, True
+        try:
+            token = drawn.token(more=self.output.max_tokens < 0 or len(self.tokens) + 1 < self.output.max_tokens)
+        finally:
+            self._busy = False
+        t.sample_n, t.eval_n, t.eval_ms = t.sample_n + 1, t.eval_n + drawn.ahead, t.eval_ms + 1e3 * (time.perf_counter() - start)
+        return token
+
     def _account(self) -> None:
         if self.finish_reason is not None:
             self._ahead.end()
+            if self._drawn is not None:
+                self._drawn.end()
         self.timings.draft_n, self.timings.draft_n_accepted = self._ahead.n_drafted, self._ahead.n_accepted
 
     def _advance(self) -> str:
@@ -171,6 +187,8 @@ class Generation(Single, Iterator[str]):
         if self._history.turn != self._turn:
             raise Error("another text was begun in this context; finish one generation before the next")
         self._report(0, 1)
+        if self._drawn is not None and self._drawn.ahead:
+            return ""
         if self._ahead.judge(self.tokens[-1]):
             t.eval_n += 1
             return ""
@@ -187,13 +205,16 @@ class Generation(Single, Iterator[str]):
         self._busy = True
         try:
             self._report(0, len(tokens))
-            self._history.add(tokens, self._report)
+            (self._drawn or self._history).add(tokens, self._report)
         finally:
             self._busy = False
 
     def _evaluate_last(self) -> None:
         self._busy = True
         try:
+            if self._drawn is not None:
+                self._drawn.add(self.tokens[-1:])
+                return
             left = self.output.max_tokens - len(self.tokens) - 1 if self.output.max_tokens >= 0 else self._history.n_ctx
             drafted = self._ahead.draft(self.tokens[-1], left, self.sampler)
             self._report(0, 1)

@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from .. import env
 from ..batch import Batch
 from ..context import Context
+from ..drawing import Drawing
 
 Report = Callable[[int, int], None]         # (tokens done, tokens in all)
+UNKNOWN = -1                                # a token that only the device knows as yet
 
 
 class History:
@@ -89,24 +91,34 @@ class History:
             batch.add(token, len(self.tokens), self.seq, output=i >= first)
             self.tokens.append(token)
 
-    def add(self, tokens: Sequence[int], report: Report | None = None) -> None:
-        """Evaluate the next tokens, an ubatch at a time; afterwards the Context has the last one's logits."""
+    def add(self, tokens: Sequence[int], report: Report | None = None, drawing: Drawing | None = None) -> None:
+        """Evaluate the next tokens, an ubatch at a time; afterwards the Context has the last one's logits, or draws from them."""
         step = self.ctx.cparams.n_ubatch
         for start in range(0, len(tokens), step):
             part = tokens[start:start + step]
-            self.process(part, outputs=int(start + len(part) == len(tokens)))
+            last = start + len(part) == len(tokens)
+            self.process(part, outputs=int(last), drawing=drawing if last else None)
             if report:
                 report(start + len(part), len(tokens))
 
-    def process(self, tokens: Sequence[int], outputs: int) -> None:
-        """Evaluate at most n_batch tokens; logits for the last `outputs`."""
+    def process(self, tokens: Sequence[int], outputs: int, drawing: Drawing | None = None) -> None:
+        """Evaluate at most n_batch tokens; logits for the last `outputs`, or a token that is drawn from them."""
         batch = Batch()
         try:
             self.queue(batch, tokens, outputs)
-            self.ctx.process("decode", batch)
+            if drawing is None:
+                self.ctx.process("decode", batch)
+            else:
+                self.ctx.draw(batch, drawing)
         except BaseException:
             self.settle()
             raise
+
+    def follow(self, drawing: Drawing) -> None:
+        """Evaluate the token that was drawn last, and draw the next; here it is UNKNOWN until the caller has read it."""
+        drawing.chained = True
+        self.process([0], 1, drawing)
+        self.tokens[-1] = UNKNOWN
 
     def process_tree(self, rows: Sequence[tuple[int, int, Sequence[int]]]) -> None:
         """Evaluate tokens of this sequence and of others that branched off it, with logits for all. Each: the token, how far it is

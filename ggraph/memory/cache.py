@@ -28,6 +28,7 @@ class Group(ABC):
     """The tensors of a store's layers, in one buffer: rows [n, ...] that a graph reads and writes by number."""
     index: int
     store: Any
+    buffers: Sequence[tuple[Backend, Any]] = ()
 
     @abstractmethod
     def layers(self) -> list[tuple[int, Tensor]]:
@@ -43,11 +44,10 @@ class Group(ABC):
     def alloc(self, home: Callable[[int], Backend]) -> None:
         """`home`: the backend of a layer. One buffer on each."""
         self.home = {t: home(il) for il, t in self.layers()}
-        self.buffers: list[tuple[Backend, Any]] = []
         for backend in dict.fromkeys(self.home.values()):
             tensors = [t for t, b in self.home.items() if b is backend]
             buffer, offset = backend.alloc(sum(-(-t.nbytes // 64) * 64 for t in tensors)), 0
-            self.buffers.append((backend, buffer))
+            self.buffers = [*self.buffers, (backend, buffer)]
             for t in tensors:
                 t.buffer, t.offset = buffer, offset
                 offset += -(-t.nbytes // 64) * 64
@@ -55,7 +55,7 @@ class Group(ABC):
     def free(self) -> None:
         for backend, buffer in self.buffers:
             backend.free(buffer)
-        self.buffers = []
+        self.buffers = ()
 
     def sizes(self, step: Step) -> dict[str, int]:
         """Values of the group's size variables, between `apply` and `commit` of the step."""

@@ -11,3 +11,4 @@ from .elementwise import *      # noqa: F403
 from .rows import *             # noqa: F403
 from .attention import *        # noqa: F403
 from .recurrent import *        # noqa: F403
+from .sample import *           # noqa: F403

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import NoneType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ggraph.errors import ArgumentError, SamplerError, Single, expect, flags, integer, texts
+from ggraph.sampling import samplers
 from ggraph.sampling.candidates import F32, NEG_INF, Candidates, f32
 from ggraph.sampling.dry import Tails, Vocabulary, breaker_table
 from ggraph.sampling.samplers import WORDS, Word
-from ggraph.sampling.state import State
+from ggraph.sampling.state import Random, State
 
 _INT32 = (int, -(2**31), 2**31 - 1)
 _MAX = float(np.finfo(f32).max)
@@ -134,6 +135,18 @@ class Sampler(Single):
         self._last = c
         return c.token(c.picked)
 
+    def steps(self) -> list[tuple[str, float]] | None:
+        """The chain as steps of `ops.sample`, which draw what `sample` draws but for rounding; None where it has other words, or a
+        grammar. Their random numbers come from `uniform`."""
+        found = [_PLAIN[s.word.apply](*s.args) for s in self._steps if s.word.apply in _PLAIN]
+        whole = self.grammar is None and len(found) == len(self._steps) and all(found)
+        return [step for step in found if step] if whole else None
+
+    def uniform(self) -> float:
+        """The next random number of a chain that ends in `dist`; 0 for one that draws none."""
+        state = self._steps[-1].state
+        return state.uniform() if isinstance(state, Random) else 0.0
+
     def drawn(self, n_top: int = 0) -> tuple[float, list[tuple[int, float]]]:
         """How probable the token of the last `sample` was among those that the chain left, and the likeliest of these, best first,
         with their probabilities; none of them is 0. Call it while that row of logits is still there."""
@@ -190,6 +203,14 @@ class _Setup:
         if self.vocab is None:
             raise SamplerError("dry needs the vocabulary to find its breakers: give Sampler(..., vocab=model.vocab)")
         return breaker_table(self.vocab, self.dry_breakers)
+
+
+# What `ops.sample` can do; None for arguments with which it cannot.
+_PLAIN: dict[Any, Callable[..., tuple[str, float] | None]] = {
+    samplers.greedy: lambda: ("end", 0.0), samplers.dist: lambda seed: ("dist", 0.0),
+    samplers.top_k: lambda k: ("top_k", float(k)), samplers.top_p: lambda p: ("top_p", float(p)),
+    samplers.min_p: lambda p: ("min_p", float(p)), samplers.temp: lambda t: ("temp", float(t)),
+    samplers.temp_ext: lambda t, delta, exponent: ("temp", float(t)) if delta <= 0 else None}
 
 
 # --- the chain in words --------------------------------------------------------------------------

@@ -40,10 +40,15 @@ class Arena:
         """Make room; True if the arena moved."""
         if self.buffer is not None and nbytes <= self.nbytes:
             return False
+        self.free()
+        self.buffer = self.backend.alloc(nbytes)
+        self.nbytes = nbytes
+        return True
+
+    def free(self) -> None:
         if self.buffer is not None:
             self.backend.free(self.buffer)
-        self.nbytes, self.buffer = nbytes, self.backend.alloc(nbytes)
-        return True
+        self.nbytes, self.buffer = 0, None
 
 
 def lifetimes(splits: Sequence[Split], inputs: Iterable[Tensor], keep: Collection[Tensor],

@@ -120,6 +120,12 @@ class Plan:
         array: np.ndarray = self._bytes(tensor).view(dtype).reshape(shape[3::-1])
         return array
 
+    def fetch(self, tensor: Tensor) -> Callable[[], np.ndarray]:
+        """The bytes of an output as they are after this run: what reads them waits for them. The next run may be begun before."""
+        owner, shape = self._owner(tensor), self._shapes[tensor]
+        nbytes = tensor.type.row_bytes(shape[0]) * shape[1] * shape[2] * shape[3]
+        return owner.fetch(tensor.root.buffer, tensor.root.offset + shape[8], nbytes)
+
     def write(self, tensor: Tensor, data: np.ndarray) -> None:
         """Replace the contents of a watched node."""
         self._owner(tensor).upload(tensor.root.buffer, tensor.root.offset + self._shapes[tensor][8], np.ascontiguousarray(data))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -66,6 +67,26 @@ def heads(g: Build, d: int, n_head: int, n_stream: int = 1) -> Tensor:
 def tokens(g: Build, k: int, d: int = 16, n_head: int = 3, n_seqs: int = 2) -> Iterator[Tensor]:
     """k sources [d, n_head, tokens of all sequences], small enough for states to stay small."""
     return (ops.scale(g.f32(d, n_head, g.n_tokens * n_seqs), 0.3) for _ in range(k))
+
+
+# Chains of samplers, as words.
+CHAINS = {
+    "greedy": "", "temp": "temp 0.7;dist", "top_k": "top_k 40;temp 1.5;dist", "top_k 1": "top_k 1;dist", "top_p": "top_p 0.9;dist",
+    "top_p 0": "top_p 0;temp 2;dist", "min_p": "min_p 0.1;temp 0.8;dist", "min_p 2": "min_p 2;dist", "cold": "top_k 9;temp 0;dist",
+    "default": "top_k 40;top_p 0.95;min_p 0.05;temp 0.8;dist", "all": "top_k 1000;top_p 1;dist",
+    "twice": "temp 3;top_p 0.8;temp 0.5;top_k 30;min_p 0.02;dist",
+}
+
+
+def sampled(g: Build, chain: str, change: Callable[[Any], Any] = lambda x: x, n_vocab: int = 333) -> Tensor:
+    """A token of each row of logits."""
+    words = [(*word.split(), "0")[:2] for word in chain.split(";") if word]
+    steps = np.zeros((8, 2), np.float32)
+    for i, (word, value) in enumerate(words):
+        steps[i] = ops.SAMPLE[word], float(value)
+    logits = change(2 * g.rng.standard_normal(g.shape((n_vocab, g.n_tokens)))).astype(np.float32)
+    uniform = g.rng.integers(-2**31, 2**31, g.shape((2, g.n_tokens))).astype(np.int32)
+    return ops.sample(g.leaf(F32, (n_vocab, g.n_tokens), logits), g.leaf(F32, (2, 8), steps), g.leaf(I32, (2, g.n_tokens), uniform))
 
 
 # --- one op in many forms -----------------------------------------------------------------------------------------
@@ -329,6 +350,11 @@ CASES: list[Case] = [
     Case("flash_attn_ext", "sinks", lambda g: attention(g, sinks=True)),
     Case("flash_attn_ext", "softcap", lambda g: attention(g, logit_softcap=2.0)),
     Case("flash_attn_ext", "alibi", lambda g: attention(g, F32, F32, n_head=6, n_head_kv=6, max_bias=8.0)),
+
+    *(Case("sample", label, partial(sampled, chain=chain)) for label, chain in CHAINS.items()),
+    Case("sample", "equal logits", lambda g: sampled(g, "top_k 5;dist", lambda x: np.round(x))),
+    Case("sample", "nothing to choose", lambda g: sampled(g, "top_k 5;dist", lambda x: np.where(x < 9, -np.inf, x))),
+    Case("sample", "NaN", lambda g: sampled(g, "", lambda x: np.where(x > 2, np.nan, x))),
 
     Case("ssm_conv", "", lambda g: ops.ssm_conv(g.f32(g.n_tokens + 3, 20, 2), g.f32(4, 20))),
     Case("ssm_scan", "mamba", lambda g: scan(g, 16, 1, 24, decays=16)),

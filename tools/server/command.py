@@ -18,7 +18,19 @@ from ggraph import env, hub
 
 from .._console import Bars, show_sizes
 from .._input import read_text
-from .._options import CONTEXT, MODEL, ROPE, SAMPLING, Command, Params, context_arguments, group, options, sampling_arguments
+from .._options import (
+    CONTEXT,
+    MODEL,
+    ROPE,
+    SAMPLING,
+    Command,
+    Params,
+    context_arguments,
+    group,
+    model_arguments,
+    options,
+    sampling_arguments,
+)
 from .._speculative import SPECULATIVE
 from .speculative import DRAFT, Types, guesser, most, n_rollback, types
 
@@ -70,8 +82,6 @@ SERVER = (
             help="Tokens of an answer, at most, where the request says nothing.  [default: no limit]"),
     _server("--context-shift/--no-context-shift", default=False,
             help="When a slot is full, drop half of it and go on.  [default: off]"),
-    _server("n_gpu_layers", "-ngl", "--gpu-layers", "--n-gpu-layers", default="auto", metavar="N",
-            help="Layers on the GPU: a number, all, or auto.  [default: auto]"),
     _server("-r", "--reverse-prompt", multiple=True, metavar="TEXT", help="Stop before this text. May be repeated."),
 )
 CHAT = (
@@ -101,7 +111,8 @@ OUTPUT = (
 ENVIRONMENT = {
     "model": "MODEL", "n_ctx": "CTX_SIZE", "n_parallel": "N_PARALLEL", "n_batch": "BATCH", "n_ubatch": "UBATCH",
     "n_threads": "THREADS", "flash_attn": "FLASH_ATTN", "type_k": "CACHE_TYPE_K", "type_v": "CACHE_TYPE_V",
-    "kv_unified": "KV_UNIFIED", "swa_full": "SWA_FULL", "repack": "REPACK", "n_gpu_layers": "N_GPU_LAYERS", "host": "HOST",
+    "kv_unified": "KV_UNIFIED", "swa_full": "SWA_FULL", "repack": "REPACK", "n_gpu_layers": "N_GPU_LAYERS",
+    "override_tensor": "OVERRIDE_TENSOR", "device": "DEVICE", "offload_kqv": "KV_OFFLOAD", "host": "HOST",
     "port": "PORT", "alias": "ALIAS", "api_key_file": "API_KEY_FILE", "timeout": "TIMEOUT", "cors_origins": "CORS_ORIGINS",
     "sse_ping_interval": "SSE_PING_INTERVAL", "slots": "ENDPOINT_SLOTS", "metrics": "ENDPOINT_METRICS",
     "props": "ENDPOINT_PROPS", "ui": "UI", "cache_ram": "CACHE_RAM", "cache_reuse": "CACHE_REUSE",
@@ -238,7 +249,7 @@ class Server:
         p = self.p
         with Bars(p["quiet"]) as bars:
             path = hub.resolve(p["model"], lambda done, total: bars("fetch", done, total))
-            model = ggraph.Model(path, n_gpu_layers=p["n_gpu_layers"], kv_overrides=p["kv_overrides"], repack=p["repack"])
+            model = ggraph.Model(path, **model_arguments(p))
             self._stop.append(model.close)
             arguments = context_arguments(p) | {"n_seq_max": p["n_parallel"], "n_rollback": n_rollback(p)}
             self.options.context = dict(arguments)

@@ -82,7 +82,7 @@ def guesser(p: Params, ctx: ggraph.Context, bars: Bars, closing: list[Callable[[
 
 def _model(p: Params, ctx: ggraph.Context, bars: Bars, closing: list[Callable[[], None]]) -> ggraph.ModelGuesser:
     path = hub.resolve(p["spec_draft_model"], lambda done, total: bars("fetch", done, total))
-    model = ggraph.Model(path, n_gpu_layers=p["spec_draft_ngl"], repack=p["repack"])
+    model = ggraph.Model(path, n_gpu_layers=p["spec_draft_ngl"], device=p["device"], repack=p["repack"])
     closing.append(model.close)
     threads = {name: p[f"spec_draft_{name.removeprefix('n_')}"] for name in ("n_threads", "n_threads_batch")}
     own = {**p, **dict.fromkeys(ADAPTERS, ()), **{name: n for name, n in threads.items() if n > 0}}

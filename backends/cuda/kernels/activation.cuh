@@ -13,6 +13,6 @@ __device__ __forceinline__ void quantize32(float x, char * q, Scale * scale) {
     int sum = v;
     for (int m = 8; m > 0; m /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, m);
     q[lane] = (char) v;
-    if (lane == 0) scale->d = d;
+    if (lane == 0) scale->d = half_to_float(float_to_half(d));           // as stored in Q8_0: close calls then fall as llama.cpp's do
     if (lane % 16 == 0) scale->sum[lane / 16] = (int16_t) sum;
 }
