@@ -67,11 +67,11 @@ def samples(model: str, n_rows: int) -> Iterator[tuple[str, Floats]]:
     yield "uniform", rng.uniform(-0.05, 0.05, (n_rows, n)).astype(np.float32)
     yield "one-sided", np.abs(rng.standard_normal((n_rows, n)) * 0.02).astype(np.float32)
     with gguf.File(hub.resolve(model)) as file:
-        for name in ("blk.0.ffn_down.weight", "blk.7.ffn_down.weight", "blk.29.ffn_down.weight", "token_embd.weight"):
-            info = file.tensors[name]
+        names = ("blk.0.ffn_down.weight", "blk.7.ffn_down.weight", "blk.29.ffn_down.weight", "token_embd.weight")
+        for info in (file.tensors[name] for name in names if name in file.tensors):
             rows = quants.unpack(info.data.reshape(info.ne[1], -1)[:4 * n_rows], info.type)
             rows = rows[:, :rows.shape[1] // 256 * 256].astype(np.float16).astype(np.float32)
-            yield name, np.ascontiguousarray(rows[:n_rows])
+            yield info.name, np.ascontiguousarray(rows[:n_rows])
 
 
 def error(x: Floats, packed: Any, dtype: dtypes.DType, importance: Floats | None) -> float:

@@ -78,7 +78,10 @@ def codes(x: Any, w: Any, low: int, high: int, n_tries: int, step: float) -> Any
 
 @_compiled
 def affine(x: Any, w: Any, top: int, n_tries: int, first: float, step: float) -> Any:
-    """(d [n], m [n]) for codes 0 to top: x is about d * code - m, with m not negative."""
+    """(d [n], m [n]) for codes 0 to top: x is about d * code - m, with m not negative.
+
+    Each scale is tried with the lowest value on the grid, and with zero on it, where most values lie if one is far off.
+    """
     n, s = x.shape
     scale, offset = np.zeros(n, np.float32), np.zeros(n, np.float32)
     for i in range(n):
@@ -92,13 +95,17 @@ def affine(x: Any, w: Any, top: int, n_tries: int, first: float, step: float) ->
         if high - low < LEAST:
             continue
         best = np.float32(np.inf)
-        for t in range(n_tries + 2):
-            inverse = np.float32(top + first + step * t) / (high - low)
+        for t in range(2 * n_tries + 3):            # with the lowest value on the grid, with zero on it; the best so far
+            inverse = np.float32(top + first + step * (t % (n_tries + 1))) / (high - low)
             base = low
-            if t == n_tries + 1:
+            if t == 2 * n_tries + 2:
                 if scale[i] <= 0:
                     continue
                 inverse, base = np.float32(1) / scale[i], -offset[i]
+            elif t > n_tries:
+                if low == 0:                        # the same again
+                    continue
+                base = -np.float32(np.int32(np.float32(0.5) - low * inverse)) / inverse
             q1, qq, xq = np.float32(0), np.float32(0), np.float32(0)
             for j in range(s):
                 v = (x[i, j] - base) * inverse
