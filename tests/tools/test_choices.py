@@ -12,20 +12,12 @@ import pytest
 from click.testing import CliRunner
 
 import ggraph
-from ggraph import env
 from ggraph.tools import _choices, _windows
 from ggraph.tools._choices import Task, choices, load, score
 from ggraph.tools.perplexity import main
 from tests import spec, tiny
 
 TASKS = Path(__file__).parents[2] / "docs" / "tasks"
-
-
-@pytest.fixture(autouse=True)
-def loud() -> Iterator[None]:
-    """What -q silences stays silent in this process."""
-    yield
-    env.set_quiet(False)
 
 
 @pytest.fixture(scope="module")

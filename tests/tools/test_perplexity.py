@@ -3,8 +3,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +11,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 import ggraph
-from ggraph import env
 from ggraph.tools import _windows
 from ggraph.tools import perplexity as tool
 from ggraph.tools._logits import LogitsFile, LogitsWriter, decode, distance, encode, nll
@@ -21,13 +18,6 @@ from tests import spec, tiny
 
 WORDS = "the rain in the inn and the heron on a thin line, the other then in the tent.\n"
 OTHER = {"llama__rope__freq_base": 100.0}       # the same weights, other predictions
-
-
-@pytest.fixture(autouse=True)
-def loud() -> Iterator[None]:
-    """What -q silences stays silent in this process."""
-    yield
-    env.set_quiet(False)
 
 
 @pytest.fixture(scope="module")
@@ -300,13 +290,3 @@ def test_perplexity_is_llama_cpps(name: str, want: float, request: pytest.Fixtur
     with ggraph.Model(request.getfixturevalue(name)) as model:
         tokens = model.vocab.encode(tool.read_text(tool.TEXT), parse_special=False)
         assert tool.perplexity(model, tokens, n_chunks=8).ppl.value == pytest.approx(want, rel=0.015)
-
-
-@pytest.mark.slow
-def test_the_memory_of_divergence_is_bounded(gemma3: Path) -> None:
-    """262 thousand tokens in the vocabulary, windows of 4096: 600 MiB above both models."""
-    code = ("import sys, resource; from ggraph.tools.perplexity import main; main(sys.argv[1:], standalone_mode=False); "
-            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)")
-    args = ["-q", "-m", str(gemma3), "--base", str(gemma3), "-c", "4096", "--chunks", "1"]
-    done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=True)
-    assert int(done.stdout.split()[-1]) / 1024 < 2 * gemma3.stat().st_size / 2**20 + 600
