@@ -56,16 +56,16 @@ class Panels:
         done = 0
         while self.empty:
             weight = self.empty[0]
-            for n in self._pack(weight, self.buffers[weight].address):
+            for start, n in self._pack(weight, self.buffers[weight].address):
+                release(start, n)
                 done += n
                 if progress:
                     progress("weights", done, total)
-            release(weight.buffer)
             self.empty.pop(0)
 
     @staticmethod
-    def _pack(weight: Tensor, to: int) -> Iterator[int]:
-        """Pack every matrix of a weight; yields the bytes read."""
+    def _pack(weight: Tensor, to: int) -> Iterator[tuple[int, int]]:
+        """Pack every matrix of a weight; yields address and number of the bytes that have been read."""
         kernel = repack.repack_kernel(weight.type)
         address, (k, n_rows, n_mat, n_mat2), stride = weight.buffer.address + weight.offset, weight.ne, weight.nb[1]
         step = max(repack.ROWS, CHUNK // stride // repack.ROWS * repack.ROWS)
@@ -76,7 +76,7 @@ class Panels:
                 table = np.array([[kernel.address, block.ctypes.data, 0]], np.int64)
                 pool.run(table.ctypes.data, 1, os.cpu_count() or 1)
                 to += repack.panel_bytes(weight.type, n, k)
-                yield n * stride
+                yield address + row * stride, n * stride
             address += weight.nb[2]
 
     def close(self) -> None:
@@ -90,12 +90,12 @@ def panel_bytes(weight: Tensor) -> int:
     return repack.panel_bytes(weight.type, n_rows, k) * n_mat * n_mat2
 
 
-def release(buffer: HostBuffer) -> None:
+def release(address: int, nbytes: int) -> None:
     """Give the whole pages of a mapped file back; on systems without this advice they stay."""
     if sys.platform != "linux":
         return
     page = mmap.PAGESIZE
-    start = -(-buffer.address // page) * page
-    length = (buffer.address + buffer.nbytes) // page * page - start
+    start = -(-address // page) * page
+    length = (address + nbytes) // page * page - start
     if length > 0:
         ctypes.CDLL(None, use_errno=True).madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_DONTNEED)
