@@ -5,6 +5,7 @@ come. Out: a file under its name, whole or not at all. Like `gguf` it knows byte
 """
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import tempfile
@@ -78,7 +79,12 @@ def raw_kv(file: File) -> dict[str, bytes]:
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """An open temporary file beside `path` that takes its name when the block ends, and is removed if it fails."""
     target = Path(path)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        handle, name = tempfile.mkstemp(prefix=f".{target.name[:200]}.", suffix=".tmp", dir=target.parent)
+    except OSError as e:
+        raise OSError(e.errno, e.strerror, str(target)) from e      # not the temporary name
     try:
         with os.fdopen(handle, "wb") as file:
             yield file

@@ -27,13 +27,14 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class Perplexity:
-    """e to the mean negative log-likelihood of `n_tokens` tokens; `running`: the estimate after each window."""
+    """e to the mean negative log-likelihood of `n_tokens` tokens; `running`: the estimate after each window, with its error."""
     method: str
     ppl: Estimate
     n_tokens: int
     n_ctx: int
     n_chunks: int
     running: tuple[float, ...]
+    running_error: tuple[float, ...]
 
     def json(self) -> dict[str, Any]:
         return _json(self)

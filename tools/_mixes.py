@@ -103,12 +103,15 @@ class Wishes:
 
 
 def mix(name: str) -> Mix:
-    """The mix called `name`, in any case. `ggraph.Error` names the known ones."""
-    wanted = name.upper()
-    try:
-        return MIXES[ALIASES.get(wanted, wanted)]
-    except KeyError:
-        raise ggraph.Error(f"{name!r} is no type or mix to quantize to; there are {', '.join(MIXES)}") from None
+    """The mix called `name`, in any case, or with this number. `ggraph.Error` names the known ones."""
+    if found := find(name):
+        return found
+    raise ggraph.Error(f"{name!r} is no type or mix to quantize to; there are {', '.join(MIXES)}")
+
+
+def find(name: str) -> Mix | None:
+    wanted = ALIASES.get(name.upper(), name.upper())
+    return next((known for known in MIXES.values() if wanted in (known.name, str(known.id))), None)
 
 
 def quantizes(tensor: Shaped, leave_output: bool = False) -> bool:

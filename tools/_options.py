@@ -6,8 +6,11 @@ them. A tool picks the groups that it needs: `@options(MODEL, CONTEXT, ROPE, SAM
 from __future__ import annotations
 
 import errno
+import io
 import math
+import os
 import re
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -65,6 +68,10 @@ class Command(click.Command):
             with formatter.section(name):
                 formatter.write_dl(rows)
 
+    def main(self, *args: Any, **kw: Any) -> Any:
+        _mend_streams()
+        return super().main(*args, **kw)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             env.debug()             # a wrong value is told before anything is done
@@ -84,6 +91,16 @@ class Command(click.Command):
             _fail(ctx, e, "out of memory; try a smaller context (-c), a smaller batch (-ub) or a smaller model")
         except Exception as e:
             _fail(ctx, e, f"unexpected {type(e).__name__}: {e}; GGRAPH_DEBUG=1 shows where. Please report it")
+
+
+def _mend_streams() -> None:
+    """Closed streams are as /dev/null. What a terminal cannot show, or sends wrongly, becomes a replacement mark."""
+    for name, mode in ("stdin", "r"), ("stdout", "w"), ("stderr", "w"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _fail(ctx: click.Context, error: BaseException, message: str) -> NoReturn:
@@ -116,7 +133,7 @@ def group(name: str) -> Callable[..., Callable[[F], F]]:
 # --- values --------------------------------------------------------------------------------------------------------
 
 
-def _overrides(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> Params:
+def overrides(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> Params:
     """key=int:1,key=str:x -> {key: value}"""
     makers: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str,
                                                "bool": lambda text: {"true": True, "false": False}[text]}
@@ -188,7 +205,7 @@ _model, _context, _rope, _sampling = group("Model"), group("Context and speed"),
 MODEL = (
     _model("-m", "--model", default="smollm2", show_default=True, metavar="MODEL",
            help="A GGUF file, a known name (smollm2, gemma3-270m) or hf:owner/repo/file.gguf."),
-    _model("kv_overrides", "--override-kv", multiple=True, callback=_overrides, metavar="KEY=TYPE:VALUE",
+    _model("kv_overrides", "--override-kv", multiple=True, callback=overrides, metavar="KEY=TYPE:VALUE",
            help="Replace metadata of the file; types int, float, bool, str. Several: repeat, or join by commas."),
     _model("--repack", type=click.Choice(["auto", "on", "off"]), default="auto", show_default=True,
            help="Rearrange weights for speed: once more their size in memory, unless too little is free."),

@@ -1,21 +1,29 @@
-"""Files that a command writes: whole or not at all."""
+"""Files that a command writes: whole or not at all, and refused before any work where they cannot be written."""
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from pathlib import Path
 
+from ggraph import writer
+
 
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 to a temporary file beside it, then put it in its place."""
-    handle, name = tempfile.mkstemp(prefix=path.name, suffix=".part", dir=path.absolute().parent)
+    with writer.replacing(path) as f:
+        f.write(text.encode())
+
+
+def check_target(path: str | Path | None) -> None:
+    """`OSError` where no file of this name can be made: a folder, a folder that is not there, no permission. None: nothing."""
+    if path is None:
+        return
+    target = Path(path)
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as f:
-            f.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+        with tempfile.TemporaryFile(dir=target.parent):
+            pass
+    except OSError as e:
+        raise OSError(e.errno, e.strerror, str(target)) from e

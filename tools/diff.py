@@ -20,8 +20,9 @@ from ggraph import env, hub
 
 from ._compare import N_UBATCH, Compared, Key, Sums, compare, feed, tapped
 from ._console import Bars
+from ._input import read_text
 from ._options import KV_TYPES, Command, IntRange, Params, group, options
-from ._output import write_text
+from ._output import check_target, write_text
 from ._record import WITHOUT_TEXT, layer_of
 from ._tensors import TensorError, tensor_errors
 
@@ -390,7 +391,8 @@ def main(ctx: click.Context, /, **p: Any) -> None:
     env.set_quiet(p["quiet"])
     if p["prompt"] is not None and p["file"]:
         raise click.UsageError("give only one of --prompt and --file")
-    prompt = Path(p["file"]).read_text(encoding="utf-8") if p["file"] else p["prompt"]
+    prompt = read_text(p["file"]) if p["file"] else p["prompt"]
+    check_target(p["html"])
     with Bars(p["quiet"]) as bars:
         a, b = sides(p, bars)
         limits = Limits(p["max_block"], p["max_channel"], p["max_kld"], p["max_nmse"])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import click
@@ -20,7 +19,9 @@ from ggraph import env, hub
 
 from ._console import Bars
 from ._imatrix import Entry, Matrix, merged, read, write
+from ._input import read_text
 from ._options import Command, IntRange, group, options
+from ._output import check_target
 
 CHUNK = 512
 _what, _how, _out = group("What"), group("How"), group("Output")
@@ -37,6 +38,7 @@ HOW = (
          help="Tokens of a chunk."),
     _how("n_chunks", "--chunks", type=IntRange(min=1), metavar="N", help="At most so many chunks.  [default: all]"),
     _how("skip", "--from-chunk", "--chunk", type=IntRange(min=0), default=0, metavar="N", help="Leave out the first N chunks."),
+    _how("--parse-special", is_flag=True, help="Read special tokens in the text, such as <|im_end|>, as such and not as letters."),
     _how("--process-output", is_flag=True, help="Also for output.weight."),
     _how("n_threads", "-t", "--threads", type=IntRange(min=1), metavar="N", help="Threads.  [default: all cores]"),
 )
@@ -208,6 +210,8 @@ def main(**o: Any) -> None:
     if bool(o["model"]) != bool(o["file"]):
         raise click.UsageError("-m and -f go together")
     matrix = merged(o["in_files"])
+    if o["model"] or not o["show_statistics"]:
+        check_target(o["output"])
     if o["model"]:
         with Bars(o["quiet"]) as bars:
             matrix.add(_measured(o, bars))
@@ -224,12 +228,9 @@ def main(**o: Any) -> None:
 
 def _measured(o: dict[str, Any], bars: Bars) -> Matrix:
     path = hub.resolve(o["model"])
-    try:
-        text = Path(o["file"]).read_text(encoding="utf-8")
-    except UnicodeDecodeError as e:
-        raise ggraph.Error(f"{o['file']} is not UTF-8 text ({e.reason} at byte {e.start})") from e
+    text = read_text(o["file"])
     with ggraph.Model(path) as model:
-        tokens = model.vocab.encode(text)[o["skip"] * o["n_ctx"]:]
+        tokens = model.vocab.encode(text, parse_special=o["parse_special"])[o["skip"] * o["n_ctx"]:]
         if o["n_chunks"]:
             tokens = tokens[:o["n_chunks"] * o["n_ctx"]]
         matrix = collect(model, tokens, o["n_ctx"], o["process_output"], o["n_threads"], bars)

@@ -20,6 +20,7 @@ from ggraph import env, gguf, hub
 
 from . import _edit, _mixes
 from ._console import Bars, size
+from ._input import read_text
 from ._options import KV_TYPES, Command, IntRange, group, options
 
 SHORT = 6               # elements shown of an array
@@ -302,7 +303,7 @@ def _changed(path: Path, o: dict[str, Any], bars: Bars) -> Iterator[str]:
         if o["in_place"] and len(file.paths) > 1:
             raise ggraph.GGUFError(f"{path} is part of a set: --in-place cannot change it; write one file with --merge -o FILE")
         put = {key: _edit.value(file, text, key) for key, text in map(_pair, o["put"])}
-    put |= {key: ("STRING", Path(name).read_text()) for key, name in map(_pair, o["put_file"])}
+    put |= {key: ("STRING", read_text(name)) for key, name in map(_pair, o["put_file"])}
     _edit.edit(path, target, put, o["remove"], dict(map(_pair, o["rename"])))
     yield str(target)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from ggraph import env, hub
 from . import _choices, _windows
 from ._console import Bars
 from ._estimate import Divergence, Estimate, Perplexity, Values, divergence_of, mean, perplexity_of
+from ._input import read_text
 from ._logits import LogitsFile, LogitsWriter, Row, distance, distance_from_saved, nll
 from ._options import CONTEXT, MODEL, ROPE, Command, IntRange, Params, context_arguments, group, options
 
@@ -54,14 +56,15 @@ def perplexity(model: ggraph.Model, tokens: Sequence[int], *, method: str = "lla
             if writer:
                 writer.write(window, number, rows[0])
             return (nll(rows[0], token),)
-        running: list[float] = []
+        running: list[Estimate] = []
 
         def report(done: int, total: int, so_far: Values) -> None:
-            running.append(perplexity_of(so_far[0]).value)
+            running.append(perplexity_of(so_far[0]))
             if progress:
-                progress(done, total, f"{running[-1]:.4f}")
+                progress(done, total, f"{running[-1].value:.4f}")
         table = _table([ctx], windows, measure, 1, report)
-    return Perplexity(name, perplexity_of(table[0]), table.shape[1], n_ctx, len(windows), tuple(running))
+    values, errors = zip(*running)
+    return Perplexity(name, perplexity_of(table[0]), table.shape[1], n_ctx, len(windows), values, errors)
 
 
 def divergence(model: ggraph.Model, base: ggraph.Model | LogitsFile, tokens: Sequence[int] | None = None, *, n_ctx: int = 512,
@@ -161,6 +164,8 @@ METHOD = (
     _what("--chunks", type=IntRange(min=-1), default=-1, metavar="N", help="So many windows at most.  [default: the whole text]"),
     _what("--ppl-stride", type=IntRange(min=0), default=0, metavar="N",
           help="From window to window; 0: llama.cpp's do not overlap, Hugging Face's by half."),
+    _what("--ppl-output-type", type=IntRange(0, 1), default=0, show_default=True, metavar="0|1",
+          help="1: also a line for each window: its place, the estimate so far, its logarithm, the error of that."),
 )
 BASE = (
     _base("--base", metavar="MODEL", help="Run this model side by side and compare the predictions (KL divergence)."),
@@ -201,6 +206,8 @@ def main(**p: Any) -> None:
         else:
             results = [_measure(p, method, model, arguments, bars) for method in _methods(p)]
     for result in results:
+        if p["ppl_output_type"] and isinstance(result, Perplexity) and not p["json"]:
+            click.echo("\n".join(_lines(result)))
         click.echo(json.dumps(result.json()) if p["json"] else _SHOW[type(result)](result))
 
 
@@ -239,20 +246,11 @@ def _tokens(p: Params, model: ggraph.Model) -> list[int]:
     return model.vocab.encode(p["prompt"] if p["prompt"] is not None else read_text(p["file"] or TEXT), parse_special=False)
 
 
-def read_text(name: str | Path) -> str:
-    """A text file without its last newline, as llama.cpp reads it."""
-    try:
-        with click.open_file(str(name), "rb") as f:
-            return str(f.read(), "utf-8").removesuffix("\n")
-    except UnicodeDecodeError as e:
-        raise ggraph.Error(f"{name} is not UTF-8 text ({e.reason} at byte {e.start})") from e
-
-
 class _Running:
     """Progress: a bar with the estimate on a terminal, elsewhere the estimates in llama.cpp's form, [1]12.3,[2]11.9, ..."""
 
     def __init__(self, p: Params, bars: Bars):
-        self.lines, self.bars = not p["quiet"] and not bars.terminal, bars
+        self.lines, self.bars = not (p["quiet"] or bars.terminal or p["ppl_output_type"]), bars
 
     def __call__(self, done: int, total: int, estimate: str) -> None:
         self.bars("windows", done, total, estimate)
@@ -291,6 +289,13 @@ def _choose(p: Params, kind: str, model: ggraph.Model, arguments: Params, bars: 
 def _show_perplexity(r: Perplexity) -> str:
     return (f"Final estimate: PPL = {r.ppl.value:.4f} +/- {r.ppl.error:.5f} "
             f"({r.method}; {r.n_chunks} windows of {r.n_ctx} tokens, {r.n_tokens} tokens predicted)")
+
+
+def _lines(r: Perplexity) -> Iterator[str]:
+    """As llama-perplexity prints them: where the window begins, the estimate so far, the mean of -log p and its error."""
+    step = int(r.method.rpartition(" ")[2]) if "stride" in r.method else r.n_ctx
+    for i, (value, error) in enumerate(zip(r.running, r.running_error)):
+        yield f"{i * step:8d}  {value:.4f}  {math.log(value):4f}  {error / value:4f}"
 
 
 def _show_divergence(r: Divergence) -> str:

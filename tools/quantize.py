@@ -26,8 +26,10 @@ from ggraph import dtypes, env, gguf, hub, quants, writer
 
 from . import _imatrix, _mixes
 from ._console import Bars, size
-from ._options import Command, IntRange, group, options
+from ._input import read_text
+from ._options import Command, IntRange, group, options, overrides
 
+KINDS = {int: "UINT32", float: "FLOAT32", bool: "BOOL", str: "STRING"}     # of --override-kv, as llama.cpp writes them
 TASK = 1 << 19              # elements that one thread converts at a time
 _types, _how, _out = group("Types"), group("How"), group("Output")
 
@@ -50,6 +52,10 @@ def _patterns(ctx: click.Context, param: click.Parameter, values: Sequence[str])
     return found
 
 
+def _pattern_file(ctx: click.Context, param: click.Parameter, path: str | None) -> list[tuple[str, dtypes.DType]]:
+    return _patterns(ctx, param, read_text(path).split()) if path else []
+
+
 def _known(name: str) -> dtypes.DType:
     known = {t.name: t for t in quants.QUANTIZABLE}
     if name.upper() not in known:
@@ -60,6 +66,8 @@ def _known(name: str) -> dtypes.DType:
 TYPES = (
     _types("tensor_types", "--tensor-type", multiple=True, callback=_patterns, metavar="PATTERN=TYPE",
            help="The type of tensors whose names have this regular expression in them; the first that fits. May be repeated."),
+    _types("more_types", "--tensor-type-file", callback=_pattern_file, type=click.Path(exists=True, dir_okay=False), metavar="FILE",
+           help="A file with such PATTERN=TYPE, separated by spaces or newlines."),
     _types("output", "--output-tensor-type", callback=_type, metavar="TYPE", help="The type of output.weight."),
     _types("token_embedding", "--token-embedding-type", callback=_type, metavar="TYPE", help="The type of token_embd.weight."),
     _types("leave_output", "--leave-output-tensor", is_flag=True, help="Leave output.weight as it is."),
@@ -68,6 +76,12 @@ TYPES = (
 HOW = (
     _how("--imatrix", multiple=True, type=click.Path(exists=True, dir_okay=False), metavar="FILE",
          help="An importance matrix (ggraph-imatrix makes one). Several are summed up."),
+    _how("include", "--include-weights", multiple=True, metavar="TEXT",
+         help="Take importance for tensors with TEXT in their names only. May be repeated."),
+    _how("exclude", "--exclude-weights", multiple=True, metavar="TEXT",
+         help="Take no importance for tensors with TEXT in their names. May be repeated."),
+    _how("kv", "--override-kv", multiple=True, callback=overrides, metavar="KEY=TYPE:VALUE",
+         help="Write this key/value; types int, float, bool, str. Several: repeat, or join by commas."),
     _how("--allow-requantize", is_flag=True, help="Also from quantized types: loses more than from F16 or F32."),
     _how("--keep-split", is_flag=True, help="As many parts as the input has; the output names their prefix."),
     _how("--dry-run", is_flag=True, help="Only say what each tensor would become."),
@@ -154,19 +168,24 @@ def _find_importance(job: Job, info: gguf.TensorInfo, kind: dtypes.DType, matrix
 
 
 def quantize(source: str | Path, target: str | Path, mix: str, *, wishes: _mixes.Wishes | None = None,
-             imatrix: Sequence[str | Path] = (), allow_requantize: bool = False, keep_split: bool = False, dry_run: bool = False,
+             imatrix: Sequence[str | Path] = (), include: Sequence[str] = (), exclude: Sequence[str] = (),
+             kv: Mapping[str, Any] | None = None, allow_requantize: bool = False, keep_split: bool = False, dry_run: bool = False,
              n_threads: int | None = None, progress: Any = None) -> Result:
-    """Write `source` as `mix` into `target`. `progress`: called with (what, done, total). Raises `ggraph.Error`."""
+    """Write `source` as `mix` into `target`. `include`, `exclude`: parts of names, whose tensors alone (not) take importance.
+    `kv`: key/values to write. `progress`: called with (what, done, total). Raises `ggraph.Error`."""
     start = time.perf_counter()
     matrix = _imatrix.merged(imatrix) if imatrix else None
+    if matrix:
+        matrix.entries = {name: entry for name, entry in matrix.entries.items()
+                          if (not include or any(part in name for part in include)) and not any(part in name for part in exclude)}
     with gguf.File(source) as file:
         job = plan(file, mix, wishes, matrix, allow_requantize, dry_run)
         result = Result([], job.mix.name, job.rows(), without_importance=job.without)
         for row in result.rows:
             result.types[row.after] = result.types.get(row.after, 0) + row.nbytes_after
         if not dry_run:
-            kv = _keys(job, imatrix, matrix)
-            result.paths = [str(p) for p in _write(job, kv, Path(target), keep_split, n_threads or os.cpu_count() or 1, progress)]
+            keys = _keys(job, imatrix, matrix) | {key: writer.encode(KINDS[type(x)], x) for key, x in (kv or {}).items()}
+            result.paths = [str(p) for p in _write(job, keys, Path(target), keep_split, n_threads or os.cpu_count() or 1, progress)]
     result.seconds = time.perf_counter() - start
     return result
 
@@ -242,24 +261,22 @@ def _ahead(tasks: Iterable[Callable[[], Future[npt.NDArray[np.uint8]]]], n: int)
 
 @click.command(cls=Command, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
                epilog="TYPE is one of " + ", ".join(_mixes.MIXES) + ".")
-@click.argument("files", nargs=-1, required=True, metavar="IN [OUT]")
-@click.argument("type", metavar="TYPE")
+@click.argument("words", nargs=-1, required=True, metavar="IN [OUT] TYPE [THREADS]")
 @options(TYPES, HOW, OUTPUT)
 @click.version_option(ggraph.__version__)
-def main(files: tuple[str, ...], type: str, **o: Any) -> None:
+def main(words: tuple[str, ...], **o: Any) -> None:
     """Write the model IN with the tensor types of TYPE into OUT.  [default: IN with the name of the type]"""
     env.set_quiet(o["quiet"])
-    if len(files) > 2:
-        raise click.UsageError("give IN, OUT and TYPE")
-    chosen = _mixes.mix(type)
+    files, chosen, n_threads = _arguments(words)
     source = hub.resolve(files[0])
     target = Path(files[1]) if len(files) > 1 else Path(f"{source.name.removesuffix('.gguf')}-{chosen.name}.gguf")
     if target.exists() and target.samefile(source):
         raise ggraph.Error(f"{target} is the input: give another OUT")
-    wishes = _mixes.Wishes(o["pure"], o["leave_output"], o["output"], o["token_embedding"], o["tensor_types"])
+    wishes = _mixes.Wishes(o["pure"], o["leave_output"], o["output"], o["token_embedding"],
+                           o["tensor_types"] + o["more_types"])
     with Bars(o["quiet"]) as bars:
-        result = quantize(source, target, type, wishes=wishes, imatrix=o["imatrix"], allow_requantize=o["allow_requantize"],
-                          keep_split=o["keep_split"], dry_run=o["dry_run"], n_threads=o["n_threads"], progress=bars)
+        same = {name: o[name] for name in ("imatrix", "include", "exclude", "kv", "allow_requantize", "keep_split", "dry_run")}
+        result = quantize(source, target, chosen.name, wishes=wishes, n_threads=o["n_threads"] or n_threads, progress=bars, **same)
     if result.without_importance:
         what = "are not in the importance matrix" if o["imatrix"] else "need an importance matrix (--imatrix)"
         env.log(f"{len(result.without_importance)} tensors {what}: {result.without_importance[0]}, ...")
@@ -267,6 +284,16 @@ def main(files: tuple[str, ...], type: str, **o: Any) -> None:
         click.echo(json.dumps({**asdict(result), "bpw": result.bpw}, indent=1))
     else:
         click.echo("\n".join(_text(result, o["dry_run"])))
+
+
+def _arguments(words: Sequence[str]) -> tuple[Sequence[str], _mixes.Mix, int | None]:
+    """IN and OUT, the mix, and the threads that may stand behind it as llama-quantize has it."""
+    n_threads = None
+    if len(words) > 2 and words[-1].isdigit() and int(words[-1]) and _mixes.find(words[-2]):
+        words, n_threads = words[:-1], int(words[-1])
+    if not 2 <= len(words) <= 3:
+        raise click.UsageError("give IN, OUT and TYPE" if len(words) > 3 else "give IN and TYPE")
+    return words[:-1], _mixes.mix(words[-1]), n_threads
 
 
 def _text(result: Result, every: bool) -> Iterator[str]:

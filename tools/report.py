@@ -23,7 +23,7 @@ from ._console import Bars
 from ._estimate import Divergence, Perplexity
 from ._finding import ERROR
 from ._options import Command, IntRange, group, options
-from ._output import write_text
+from ._output import check_target, write_text
 from ._runners import Params as Setting
 from .check import Health, check
 from .diff import Diff, Side, diff
@@ -156,9 +156,10 @@ def main(**p: Any) -> None:
     env.set_quiet(p["quiet"])
     with Bars(p["quiet"]) as bars:
         path, base = (name and hub.resolve(name, lambda done, total: bars("fetch", done, total)) for name in (p["file"], p["base"]))
+        output = p["output"] or (None if p["as_json"] else Path(path).name.removesuffix(".gguf") + ".html")
+        check_target(output)
         found = report(path, base, n_ctx=p["n_ctx"], n_chunks=p["n_chunks"], n_swap=p["n_swap"], repetitions=p["repetitions"],
                        progress=bars)
-    output = p["output"] or (None if p["as_json"] else Path(path).name.removesuffix(".gguf") + ".html")
     if output:
         from ._report_page import page
         write_text(Path(output), page(found))

@@ -5,10 +5,7 @@ In: a command line. Out: text on standard output, everything else on standard er
 from __future__ import annotations
 
 import contextlib
-import io
 import json
-import os
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +18,7 @@ from ggraph import env, hub
 from ._answer import Writer
 from ._chat import Chat
 from ._console import Bars, show_sizes, show_timings
+from ._input import read_text
 from ._options import (
     CONTEXT,
     INTERRUPTED,
@@ -88,7 +86,6 @@ def main(ctx: click.Context, /, **p: Any) -> None:
     Ctrl-C outside a chat.
     """
     env.set_quiet(p["quiet"])
-    _mend_streams()
     prompt, system = _check(p)
     chat = p["conversation"] if p["conversation"] is not None else prompt is None or p["single_turn"] or bool(system)
     if not chat and prompt is None:
@@ -116,18 +113,9 @@ def _check(p: Params) -> tuple[str | None, str | None]:
         raise click.UsageError("--spec-type draft-simple needs a draft model: give -md")
     prompt = p["text"] if p["text"] is not None else p["prompt"]
     if p["file"]:
-        prompt = _read(p["file"])
-    system: str | None = _read(p["system_prompt_file"]) if p["system_prompt_file"] else p["system_prompt"]
+        prompt = read_text(p["file"])
+    system: str | None = read_text(p["system_prompt_file"]) if p["system_prompt_file"] else p["system_prompt"]
     return unescape(prompt) if prompt and p["escape"] else prompt, system
-
-
-def _read(name: str) -> str:
-    """A text file, without its last newline."""
-    try:
-        with click.open_file(name, encoding="utf-8") as f:
-            return str(f.read()).removesuffix("\n")
-    except UnicodeDecodeError as e:
-        raise ggraph.Error(f"{name} is not UTF-8 text ({e.reason} at byte {e.start})") from e
 
 
 @contextlib.contextmanager
@@ -149,7 +137,7 @@ def _loaded(p: Params, chat: bool, bars: Bars) -> Iterator[Writer]:
 
 
 def _template(p: Params, model: ggraph.Model) -> ggraph.ChatTemplate | None:
-    source = _read(p["chat_template_file"]) if p["chat_template_file"] else p["chat_template"]
+    source = read_text(p["chat_template_file"]) if p["chat_template_file"] else p["chat_template"]
     if not source:
         return model.chat_template
     vocab = model.vocab
@@ -171,16 +159,6 @@ def _converse(writer: Writer, p: Params, first: str | None, system: str | None) 
         return chat.once(first)
     chat.run(first)
     return True
-
-
-def _mend_streams() -> None:
-    """Closed streams are as /dev/null. What a terminal cannot show, or sends wrongly, becomes a replacement mark."""
-    for name, mode in ("stdin", "r"), ("stdout", "w"), ("stderr", "w"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
-    for stream in (sys.stdin, sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
 
 
 if __name__ == "__main__":

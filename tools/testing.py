@@ -145,5 +145,6 @@ def assert_kld_below(model: ggraph.Model, base: ggraph.Model, limit: float, text
 
 
 def _tokens(model: ggraph.Model, text: str | None) -> list[int]:
-    from .perplexity import TEXT, read_text
+    from ._input import read_text
+    from .perplexity import TEXT
     return model.vocab.encode(read_text(TEXT) if text is None else text, parse_special=False)

@@ -19,7 +19,7 @@ from ggraph import env, hub
 
 from ._console import Bars
 from ._options import CONTEXT, MODEL, ROPE, Command, IntRange, Params, context_arguments, group, options
-from ._output import write_text
+from ._output import check_target, write_text
 from ._record import GraphTrace, Recorder, StepTrace
 from ._scenes import N_SEQ, SCENES, rows
 
@@ -168,6 +168,8 @@ OUTPUT = (
 def main(**p: Any) -> None:
     """Show what happens inside while a model reads a prompt and writes: hidden states, positions, mask, memory, decoding."""
     env.set_quiet(p["quiet"])
+    check_target(p["html"])
+    check_target(p["dot_file"])
     found = run(p)
     if p["html"]:
         from ._page import page

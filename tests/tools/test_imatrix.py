@@ -102,6 +102,14 @@ def test_the_command(file: str, tmp_path: Path) -> None:
     assert "blk.0.ffn_down.weight" in run("--in-file", out, "--show-statistics").stdout
 
 
+def test_special_tokens_are_letters_unless_asked_for(file: str, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("<|im_end|> the rain " * 40)
+    rows = [json.loads(run("-m", file, "-f", text, "-c", 8, "-o", tmp_path / "i", "--json", *more).stdout)["chunk_count"]
+            for more in ((), ("--parse-special",))]
+    assert rows[0] > rows[1]
+
+
 def test_the_old_form(tmp_path: Path) -> None:
     path, values = tmp_path / "i.dat", np.array([2, 4, 6], np.float32)
     path.write_bytes(struct.pack("<ii4sii", 1, 4, b"name", 2, 3) + values.tobytes() + struct.pack("<ii4s", 7, 4, b"text"))

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 import ggraph
 from ggraph.tools import _windows
 from ggraph.tools import perplexity as tool
+from ggraph.tools._input import read_text
 from ggraph.tools._logits import LogitsFile, LogitsWriter, decode, distance, encode, nll
 from tests import spec, tiny
 
@@ -251,6 +252,16 @@ def test_the_command_prints_both_methods_by_name(path: Path) -> None:
     assert "[1]" in done.stderr and ",[2]" in done.stderr
 
 
+def test_a_line_for_each_window(path: Path, model: ggraph.Model, tokens: list[int]) -> None:
+    lines = run(path, "-p", WORDS * 6, "--chunks", "3", "--ppl-output-type", "1").stdout.splitlines()
+    whole = tool.perplexity(model, model.vocab.encode(WORDS * 6, parse_special=False), n_ctx=32, n_chunks=3)
+    assert lines[3].startswith("Final estimate") and whole.running_error[-1] == whole.ppl.error
+    for i, line in enumerate(lines[:3]):
+        begin, value, mean, error = map(float, line.split())
+        assert begin == 32 * i and value == pytest.approx(whole.running[i], abs=1e-4)
+        assert mean == pytest.approx(math.log(value), abs=1e-5) and error == pytest.approx(whole.running_error[i] / value, abs=1e-5)
+
+
 def test_the_command_as_json(path: Path, tmp_path: Path, tokens: list[int], model: ggraph.Model) -> None:
     text = tmp_path / "t.txt"
     text.write_text(WORDS * 6 + "\n")
@@ -288,5 +299,5 @@ def test_errors_are_one_sentence(path: Path, args: list[str], code: int, word: s
 def test_perplexity_is_llama_cpps(name: str, want: float, request: pytest.FixtureRequest) -> None:
     """`llama-perplexity -m MODEL -f tools/data/persuasion.txt --chunks 8`, llama-cpp-python 0.3.36."""
     with ggraph.Model(request.getfixturevalue(name)) as model:
-        tokens = model.vocab.encode(tool.read_text(tool.TEXT), parse_special=False)
+        tokens = model.vocab.encode(read_text(tool.TEXT), parse_special=False)
         assert tool.perplexity(model, tokens, n_chunks=8).ppl.value == pytest.approx(want, rel=0.015)

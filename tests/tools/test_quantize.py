@@ -126,6 +126,29 @@ def _partial(source: Path, folder: Path) -> Path:
     return folder / "part.gguf"
 
 
+def test_the_other_ways_in_which_llama_quantize_is_told(source: Path, tmp_path: Path) -> None:
+    """A number for the mix, threads behind it, types in a file, importance for some tensors, key/values."""
+    types, out, plain = tmp_path / "types.txt", tmp_path / "out.gguf", tmp_path / "plain.gguf"
+    types.write_text("attn_k=q5_1\nffn_up=q8_0  ffn_gate=q8_0\n")
+    matrix = importance(source, tmp_path / "i.gguf")
+    run(source, out, "12", 1, "--tensor-type-file", types, "--imatrix", matrix, "--exclude-weights", "ffn_down",
+        "--override-kv", "general.name=str:x,a.b=int:7,a.c=bool:true,a.d=float:0.5")
+    run(source, plain, "Q3_K_M", "--tensor-type-file", types)
+    with gguf.File(out) as file, gguf.File(plain) as other:
+        assert file.kv["general.file_type"] == 12 and file.kv["general.name"] == "x"
+        for key, kind, value in (("a.b", "UINT32", 7), ("a.c", "BOOL", True), ("a.d", "FLOAT32", 0.5)):
+            assert writer.encode(kind, value) == writer.raw_kv(file)[key]
+        assert {file.tensors[f"blk.0.{n}.weight"].type.name for n in ("ffn_up", "ffn_gate")} == {"Q8_0"}
+        assert file.tensors["blk.1.attn_k.weight"].type.name == "Q5_1"
+        same = {name: np.array_equal(t.data, other.tensors[name].data) for name, t in file.tensors.items()}
+        assert same["blk.0.ffn_down.weight"] and not same["blk.0.attn_q.weight"]
+    only = tmp_path / "only.gguf"
+    run(source, only, "Q3_K_M", "--tensor-type-file", types, "--imatrix", matrix, "--include-weights", "attn_q")
+    with gguf.File(only) as file, gguf.File(plain) as other:
+        changed = {name for name, t in file.tensors.items() if not np.array_equal(t.data, other.tensors[name].data)}
+        assert changed == {"blk.0.attn_q.weight", "blk.1.attn_q.weight"}
+
+
 def test_importance_of_another_model(source: Path, tmp_path: Path) -> None:
     path = importance(source, tmp_path / "i.gguf")
     matrix = _imatrix.read(path)

@@ -8,7 +8,6 @@ import json
 import os
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import click
@@ -17,6 +16,7 @@ import ggraph
 from ggraph import env, hub
 
 from .._console import Bars, show_sizes
+from .._input import read_text
 from .._options import CONTEXT, MODEL, ROPE, SAMPLING, Command, Params, context_arguments, group, options, sampling_arguments
 from .._speculative import SPECULATIVE
 from .speculative import DRAFT, Types, guesser, most, n_rollback, types
@@ -259,7 +259,7 @@ def _options(p: Params) -> Any:
     from .service import Options
     keys = [key for given in p["api_key"] for key in given.split(",")]
     if p["api_key_file"]:
-        keys += Path(p["api_key_file"]).read_text().splitlines()
+        keys += read_text(p["api_key_file"]).splitlines()
     sampling = {k: v for k, v in sampling_arguments(p, True).items() if v is not None}
     sampling["breakers"] = tuple(sampling.pop("dry_breakers", ()))
     return Options(alias=p["alias"] or "", api_keys=tuple(k.strip() for k in keys if k.strip()), cors_origins=p["cors_origins"],
@@ -272,7 +272,7 @@ def _options(p: Params) -> Any:
 
 
 def _template(p: Params, model: ggraph.Model) -> ggraph.ChatTemplate | None:
-    source = Path(p["chat_template_file"]).read_text() if p["chat_template_file"] else p["chat_template"]
+    source = read_text(p["chat_template_file"]) if p["chat_template_file"] else p["chat_template"]
     if not source:
         return model.chat_template
     vocab = model.vocab
