@@ -76,6 +76,6 @@ def kld(d: Diff) -> Markup:
         axes.bar(range(len(values)), values, color=colours, width=0.8)
         axes.axhline(d.kld, color=SOFT, linewidth=1, linestyle="--")
         if not math.isclose(max(values, default=0), 0):
-            axes.annotate(f"mean {d.kld:.3g}", (len(values) - 1, d.kld), xytext=(0, 4), textcoords="offset points", ha="right",
-                          fontsize=9)
+            axes.annotate(f"mean {d.kld:.3g}", (1, 1), xycoords="axes fraction", xytext=(0, 4), textcoords="offset points",
+                          ha="right", fontsize=9)                   # above the bars, which it would cross
     return plot(draw, "Next token by position (red: another likeliest token)", "position in the prompt", "KL divergence, nats")

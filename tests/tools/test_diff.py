@@ -135,7 +135,7 @@ def test_command(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("args", "told", "code"), [
     ((), "both sides are the same", 2), (("-fa", "on,of"), "is not one value or two", 2), (("-t", "x"), "are not numbers", 2),
-    (("--backend", "ref,none"), "there is no backend 'none'", 1)])
+    (("--backend", "ref,none"), "backend is 'none'; it must be one of", 1)])
 def test_what_is_wrong_is_told(folder: Path, args: tuple[str, ...], told: str, code: int) -> None:
     done = invoke(str(folder / "a.gguf"), *args)
     assert done.exit_code == code and told in done.stderr, done.stderr
