@@ -126,7 +126,7 @@ def test_what_is_not_given_stays_open(file: str, monkeypatch: pytest.MonkeyPatch
     sampler = ggraph.LLM.sampler
     monkeypatch.setattr(ggraph.LLM, "sampler", lambda self, **kw: (made.update(kw), sampler(self, **kw))[1])
     run("-m", file, "-n", "1", "a")
-    assert [name for name in ggraph.LLM.SAMPLING if made[name] is not None] == ["seed"]
+    assert [name for name in ggraph.LLM.SAMPLING if made.get(name) is not None] == ["seed"]
 
 
 def test_override_kv(file: str) -> None:
