@@ -143,15 +143,22 @@ def _quantize(width: int) -> Callable[..., None]:
     return quantize_tiles
 
 
+@inline
+def part(n, k, how, ith, nth):
+    """A thread's share of n columns of k values: first column and one past the last, the same of values (begins are even)."""
+    if how == COLUMNS:
+        begin, stop = share((k + 31) // 32, ith, nth)
+        return 0, n, 32 * begin, min(32 * stop, k)
+    start, end = share(n, ith, nth)
+    return start, end, 0, k
+
+
 @template
 def _copy(width: int) -> Callable[..., None]:
     def copy_tiles(p, ith, nth):
         dst, k = simd.word(p, 9), simd.word(p, 1)
         n = simd.word(p, 2) * simd.word(p, 3) * simd.word(p, 4)
-        (start, end), (begin, stop) = share(n, ith, nth), (0, k)
-        if simd.word(p, 10) == COLUMNS:
-            (start, end), (begin, stop) = (0, n), share((k + 31) // 32, ith, nth)
-            begin, stop = 32 * begin, min(32 * stop, k)
+        start, end, begin, stop = part(n, k, simd.word(p, 10), ith, nth)
         for t in range(start, end):
             src = row_of(p, t)
             first, w = tile_of(t, n, width)
@@ -166,15 +173,12 @@ def _pair(width: int) -> Callable[..., None]:
     def pair_tiles(p, ith, nth):
         dst, k = simd.word(p, 9), simd.word(p, 1)
         n, pairs = simd.word(p, 2) * simd.word(p, 3) * simd.word(p, 4), (k + 1) // 2
-        (start, end), (begin, stop) = share(n, ith, nth), (0, pairs)
-        if simd.word(p, 10) == COLUMNS:
-            (start, end), (begin, stop) = (0, n), share((k + 31) // 32, ith, nth)
-            begin, stop = 16 * begin, min(16 * stop, pairs)
+        start, end, begin, stop = part(n, k, simd.word(p, 10), ith, nth)
         for t in range(start, end):
             src = row_of(p, t)
             first, w = tile_of(t, n, width)
             at = dst + 4 * (first * pairs + t - first)
-            for i in range(begin, stop):
+            for i in range(begin // 2, (stop + 1) // 2):
                 simd.put_bf16(at + 4 * w * i, simd.get_f32(src + 8 * i))
                 simd.put_bf16(at + 4 * w * i + 2, simd.get_f32(src + 8 * i + 4) if 2 * i + 1 < k else np.float32(0.0))
     return pair_tiles

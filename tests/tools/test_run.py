@@ -126,7 +126,8 @@ def test_what_is_not_given_stays_open(file: str, monkeypatch: pytest.MonkeyPatch
     sampler = ggraph.LLM.sampler
     monkeypatch.setattr(ggraph.LLM, "sampler", lambda self, **kw: (made.update(kw), sampler(self, **kw))[1])
     run("-m", file, "-n", "1", "a")
-    assert [name for name in ggraph.LLM.SAMPLING if made.get(name) is not None] == ["seed"]
+    assert set(ggraph.LLM.SAMPLING) - set(made) == {"min_keep"}       # which no flag gives
+    assert [name for name, value in made.items() if value is not None and name in ggraph.LLM.SAMPLING] == ["seed"]
 
 
 def test_override_kv(file: str) -> None:
