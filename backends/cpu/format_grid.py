@@ -25,11 +25,11 @@ def _points(name: str) -> bytes:
     return bytes(np.searchsorted(np.unique(points), points).astype(np.uint8).tobytes())
 
 
-def _signed(values: tuple[int, ...]) -> tuple[int, ...]:
-    """Table for codes value | sign << n, with a bias of the largest value."""
-    top, room = max(values), 1 << (len(values) - 1).bit_length()
+def _signed(values: tuple[int, ...], bias: int) -> tuple[int, ...]:
+    """Table for codes value | sign << n."""
+    room = 1 << (len(values) - 1).bit_length()
     padded = values + (0,) * (room - len(values))
-    return tuple(top + v for v in padded) + tuple(top - v for v in values)
+    return tuple(bias + v for v in padded) + tuple(bias - v for v in values)
 
 
 @inline
@@ -199,9 +199,10 @@ def scale_iq1_m(head, i):
     return d * (1.0 + 2.0 * x) * 0.125, d * (1.0 + 2.0 * y) * 0.125
 
 
-_IQ1 = (2, 10, 18, 0, 0, 8, 16)                                               # 9 + 8 (v + 1/8), 9 + 8 (v - 1/8)
-_IQ2 = _signed((8, 25, 43))
-_IQ3_XXS, _IQ3_S = _signed((4, 12, 20, 28, 36, 44, 52, 62)), _signed((1, 3, 5, 7, 9, 11, 13, 15))
+# Biases are powers of two: then products of them are shifts.
+_IQ1 = tuple(16 + v for v in (-7, 1, 9, 0, -9, -1, 7))                         # 8 v + 1, 8 v - 1
+_IQ2 = _signed((8, 25, 43), 64)
+_IQ3_XXS, _IQ3_S = _signed((4, 12, 20, 28, 36, 44, 52, 62), 64), _signed((1, 3, 5, 7, 9, 11, 13, 15), 16)
 
 
 def _enter(name: str, bits: int, head_bytes: int, code: Callable[..., int], head: Callable[..., None],
@@ -211,10 +212,10 @@ def _enter(name: str, bits: int, head_bytes: int, code: Callable[..., int], head
            grid=partial(_points, points or name))
 
 
-_enter("IQ1_S", 3, 96, code_iq1_s, head_iq1_s, scale_iq1_s, 9, _IQ1)
-_enter("IQ1_M", 3, 160, code_iq1_m, head_iq1_m, scale_iq1_m, 9, _IQ1, "IQ1_S")
-_enter("IQ2_XXS", 3, 96, code_iq2_xxs, head_iq2_xxs, scale_iq2_xxs, 43, _IQ2)
-_enter("IQ2_XS", 3, 160, code_iq2_xs, head_iq2_xs, scale_iq2_s, 43, _IQ2)
-_enter("IQ2_S", 3, 160, code_iq2_s, head_iq2_s, scale_iq2_s, 43, _IQ2)
-_enter("IQ3_XXS", 4, 96, code_iq3_xxs, head_iq3_xxs, scale_iq3_xxs, 62, _IQ3_XXS)
-_enter("IQ3_S", 4, 96, code_iq3_s, head_iq3_s, scale_iq3_s, 15, _IQ3_S)
+_enter("IQ1_S", 3, 96, code_iq1_s, head_iq1_s, scale_iq1_s, 16, _IQ1)
+_enter("IQ1_M", 3, 160, code_iq1_m, head_iq1_m, scale_iq1_m, 16, _IQ1, "IQ1_S")
+_enter("IQ2_XXS", 3, 96, code_iq2_xxs, head_iq2_xxs, scale_iq2_xxs, 64, _IQ2)
+_enter("IQ2_XS", 3, 160, code_iq2_xs, head_iq2_xs, scale_iq2_s, 64, _IQ2)
+_enter("IQ2_S", 3, 160, code_iq2_s, head_iq2_s, scale_iq2_s, 64, _IQ2)
+_enter("IQ3_XXS", 4, 96, code_iq3_xxs, head_iq3_xxs, scale_iq3_xxs, 64, _IQ3_XXS)
+_enter("IQ3_S", 4, 96, code_iq3_s, head_iq3_s, scale_iq3_s, 16, _IQ3_S)

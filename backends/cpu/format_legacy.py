@@ -10,7 +10,7 @@ from .kernel import inline, simd
 
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)              # doubled
-IQ4_CODES, FP4_CODES = tuple(v + 128 for v in _IQ4), tuple(v + 12 for v in _FP4)
+IQ4_CODES, FP4_CODES = tuple(v + 128 for v in _IQ4), tuple(v + 16 for v in _FP4)
 
 
 @inline
@@ -93,4 +93,4 @@ Format(dtypes.Q5_0, 5, 32, code_q5_0, head_d, scale_d, bias=16)
 Format(dtypes.Q5_1, 5, 64, code_q5_1, head_dm, scale_dm, mins=True)
 Format(dtypes.Q8_0, 8, 32, code_q8_0, head_d, scale_d, bias=128)
 Format(dtypes.IQ4_NL, 4, 32, code_q4_0, head_d, scale_d, bias=128, table=IQ4_CODES)
-Format(dtypes.MXFP4, 4, 16, code_mxfp4, head_e, scale_e, bias=12, table=FP4_CODES)
+Format(dtypes.MXFP4, 4, 16, code_mxfp4, head_e, scale_e, bias=16, table=FP4_CODES)

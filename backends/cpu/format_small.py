@@ -97,7 +97,7 @@ def code_tq2_0(src, i, g):
     return code_q2_k(src - 16, i, g)                                          # as there, at byte 0
 
 
-Format(dtypes.NVFP4, 4, 64, code_nvfp4, head_nvfp4, scale_nvfp4, wide=16, bias=12, table=FP4_CODES)
+Format(dtypes.NVFP4, 4, 64, code_nvfp4, head_nvfp4, scale_nvfp4, wide=16, bias=16, table=FP4_CODES)
 Format(dtypes.Q1_0, 1, 32, code_q1_0, head_d, scale_q1_0, mins=True)
 Format(dtypes.Q2_0, 2, 32, code_q2_0, head_d, scale_d, bias=1)
 Format(dtypes.TQ1_0, 2, 32, code_tq1_0, head_tq1_0, scale_d, bias=1)

@@ -48,7 +48,7 @@ def _lazy(name: str) -> Any:
     return module
 
 
-simd, vmath, atomic, tile = map(_lazy, ("simd", "vmath", "atomic", "tile"))
+simd, vmath, atomic, tile, stage = map(_lazy, ("simd", "vmath", "atomic", "tile", "stage"))
 
 
 class Kernel:
@@ -133,7 +133,7 @@ def inline(fn: Function) -> Function:
 
 def _module(name: str, body: Body, machine: llvm.TargetMachine) -> llvm.ModuleRef:
     """Optimised LLVM module with one exported function, called `name`."""
-    for lazy_module in (simd, vmath, atomic, tile):
+    for lazy_module in (simd, vmath, atomic, tile, stage):
         _ = lazy_module.__doc__                         # Numba must know all operations before it starts
     text, entry = simd.to_llvm(body)
     module = _parse(text, machine)

@@ -5,19 +5,21 @@ Must not know: tensors' meaning, plans.
 
 A thread takes a share of the panels. For each panel it goes through the tiles: the weights of a block are unpacked
 into registers once and used for all columns of a tile. Columns are taken in batches that stay in the L2 cache.
-Plain types leave registers free, so that two panels share what is read of the activations.
+Where registers suffice two panels share what is read of the activations: of plain types always, of quantized ones with many
+columns (`matmul_many`).
 Each output is one chain of sums over k, in the order of k, whatever the tile, the batch or the number of threads: the same
 bits for a token alone and among others.
 """
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from ggraph import dtypes
 from ggraph.dtypes import DType
 
-from . import activation, targets
+from . import activation, matmul_many, targets
 from .activation import BLOCK
 from .formats import FORMATS, GET, Format
 from .kernel import Kernel, inline, simd, template, tile
@@ -70,30 +72,71 @@ def product(dtype: DType, width: int, scattered: bool = False) -> Callable[..., 
     matrix and n columns; panels are shared out `unit` at a time. Column i of the result goes to dst + stride * i, if
     `scattered` to dst + stride * order[i] (i32)."""
     column_bytes, panel_size = sizes(dtype)
-    group = 2 if dtype in PLAIN and targets.current().lowering == "avx512vnni" else 1
-    together, panel = tiles(dtype, width, scattered, group), tiles(dtype, width, scattered, 1) if group > 1 else _nothing
+    all_panels = (_plain if dtype in PLAIN else _quantized)(dtype, width, scattered, panel_size)
 
     @inline
     def run(weights, act, n, k, dst, stride, n_rows, order, unit, ith, nth):
-        column, size, panels = column_bytes(k), panel_size(k), (n_rows + ROWS - 1) // ROWS
+        column, panels = column_bytes(k), (n_rows + ROWS - 1) // ROWS
         begin, end = share((panels + unit - 1) // unit, ith, nth)
-        batch = max(L2 // column // width, 1) * width
+        batch = max(min(L2 // column, matmul_many.MOST) // width, 1) * width
         for first in range(0, n, batch):
-            last, i = min(n, first + batch), begin * unit
-            stop = min(end * unit, panels)
-            while i + group <= stop:
-                together(weights + i * size, act, column, first, last, k, dst + 4 * ROWS * i, stride, n_rows - ROWS * i, order)
-                i += group
-            if i < stop:
-                panel(weights + i * size, act, column, first, last, k, dst + 4 * ROWS * i, stride, n_rows - ROWS * i, order)
+            last = min(n, first + batch)
+            all_panels(weights, begin * unit, min(end * unit, panels), act, column, first, last, k, dst, stride, n_rows, order)
             if simd.aborted():
                 return
     return run
 
 
+def _plain(dtype: DType, width: int, scattered: bool, panel_size: Callable[..., Any]) -> Callable[..., None]:
+    """(panels, begin, end, tiles, bytes per column, first, last, k, dst, stride, n_rows, order): the panels begin to end times the
+    columns first to last."""
+    group = 2 if _many_registers() else 1
+    together, panel = tiles(dtype, width, scattered, group), tiles(dtype, width, scattered, 1) if group > 1 else _nothing
+
+    @inline
+    def panels(weights, i, end, act, column, first, last, k, dst, stride, n_rows, order):
+        size = panel_size(k)
+        while i + group <= end:
+            together(weights + i * size, act, column, first, last, k, dst + 4 * ROWS * i, stride, n_rows - ROWS * i, order)
+            i += group
+        if i < end:
+            panel(weights + i * size, act, column, first, last, k, dst + 4 * ROWS * i, stride, n_rows - ROWS * i, order)
+    return panels
+
+
+def _quantized(dtype: DType, width: int, scattered: bool, panel_size: Callable[..., Any]) -> Callable[..., None]:
+    """The same: pairs of panels times whole tiles first, if there are many, then what is left of columns and panels."""
+    fmt, panel = FORMATS[dtype], tiles(dtype, width, scattered, 1)
+    if _many_registers():
+        least, many = matmul_many.LEAST, matmul_many.product(fmt, _codes(fmt), _rule(dtype), panel_size, width, scattered)
+    else:
+        least, many = sys.maxsize, _nothing
+
+    @inline
+    def panels(weights, begin, end, act, column, first, last, k, dst, stride, n_rows, order):
+        size, i, rest = panel_size(k), begin, first
+        if last - first >= least:
+            while i + 2 <= end:
+                rest = many(weights + i * size, act, column, first, last, k, dst + 4 * ROWS * i, stride, n_rows - ROWS * i, order)
+                i += 2
+        for j in range(begin, end):
+            panel(weights + j * size, act, column, rest if j < i else first, last, k, dst + 4 * ROWS * j, stride,
+                  n_rows - ROWS * j, order)
+    return panels
+
+
+def _many_registers() -> bool:
+    return targets.current().lowering == "avx512vnni"
+
+
+def _rule(dtype: DType) -> Any:
+    fmt = FORMATS[dtype]
+    return tile.Rule(fmt.wide, fmt.bias, fmt.mins, fmt.small, dtype in SUMS_F16)
+
+
 @inline
 def _nothing(w, act, column, t, last, k, dst, stride, rows, order):
-    pass
+    return t
 
 
 def tiles(dtype: DType, width: int, scattered: bool, n_panels: int) -> Callable[..., None]:
@@ -123,7 +166,7 @@ def _tile(dtype: DType, width: int) -> Callable[..., Any]:
     """(panel, tile, k) -> sums of 16 rows for each column."""
     fmt = FORMATS[dtype]
     zeros = tile.zeros(width)
-    columns = tile.columns(width, fmt.wide, fmt.bias, fmt.mins, fmt.small, dtype in SUMS_F16)
+    columns = tile.columns(width, _rule(dtype))
     codes, scales = _codes(fmt), fmt.scales
     block, n_blocks, head, values, step = dtype.block, fmt.blocks, fmt.head_bytes, fmt.values, BLOCK * width
     size = fmt.nbytes // n_blocks

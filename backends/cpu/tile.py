@@ -7,7 +7,7 @@ An activation block holds 32 values of one column: f32 d | f32 d*sum | i32 sum |
 """
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import types
@@ -75,55 +75,61 @@ def _dots(b: Builder, acc: Value, codes: list[Value], act: Value, groups: range,
     return b.add(*chains)
 
 
-def _unbias(b: Builder, sums: Value, bias: int) -> Value:
-    """What the products start from, so that codes c stand for c - bias. Exact."""
-    return b.mul(sums, const(_I, -bias)) if bias else const(_I, 0)
+class Rule(NamedTuple):
+    """How 32 k of a type are multiplied: codes c stand for c - bias, `small`: none is above 127. One scale holds for `wide` k,
+    16 or 32; with `mins` as many offsets follow; `rounded`: offsets are multiplied with the activations' sum as f16 has it."""
+    wide: int
+    bias: int
+    mins: bool
+    small: bool
+    rounded: bool
+
+    @property
+    def n_scales(self) -> int:
+        return 32 // self.wide * (2 if self.mins else 1)
 
 
-def columns(n: int, wide: int, bias: int, mins: bool, small: bool, rounded: bool) -> Any:
+def columns(n: int, rule: Rule) -> Any:
     """(accumulators, codes, scales, act) -> accumulators, for one block of 32 k and n columns.
 
-    codes: 8 groups of 4 k x 16 rows, unsigned, standing for c - bias; `small`: none above 127. scales: f32x16 per
-    row, one for all 32 k or (wide = 16) one per half; with `mins` followed by as many offsets. `rounded`: offsets are
-    multiplied with the activations' sum as f16 has it."""
-    emit = _wide16 if wide == 16 else _wide32_rounded if rounded else _wide32
-    n_scales = 32 // wide * (2 if mins else 1)
-
-    @op(_tuple(f32x16, n)(_tuple(f32x16, n), _CODES, _tuple(f32x16, n_scales), _intp))
+    codes: 8 groups of 4 k x 16 rows, unsigned. scales: f32x16 with a value per row, scales and then offsets."""
+    @op(_tuple(f32x16, n)(_tuple(f32x16, n), _CODES, _tuple(f32x16, rule.n_scales), _intp))
     def step(b: Builder, acc: Value, codes: Value, scales: Value, act: Value) -> Value:
         codes, scales = _unpack(b, codes), _unpack(b, scales)
-        return _pack(b, [emit(b, x, codes, scales, at(b, act, BLOCK * t), bias, small)
-                         for t, x in enumerate(_unpack(b, acc))])
+        return _pack(b, [_column(b, x, codes, scales, at(b, act, BLOCK * t), rule) for t, x in enumerate(_unpack(b, acc))])
     return step
 
 
-def _wide32(b: Builder, acc: Value, codes: list[Value], scales: list[Value], act: Value, bias: int, small: bool
-            ) -> Value:
+def _column(b: Builder, acc: Value, codes: list[Value], scales: list[Value], act: Value, rule: Rule) -> Value:
+    sums, step = totals(b, act, rule), rule.wide // 4
+    dots = [_dots(b, start(b, x, rule), codes, act, range(step * i, step * (i + 1)), rule.small) for i, x in enumerate(sums)]
+    return scaled(b, acc, dots, sums, scales, act, rule)
+
+
+def totals(b: Builder, act: Value, rule: Rule) -> list[Value]:
+    """Sums of the activations that meet each scale."""
     total = _spread(b, act, SUM, I32)
-    dots = b.sitofp(_dots(b, _unbias(b, total, bias), codes, act, range(8), small), _F)
-    d = _spread(b, act, D, F32)
-    if len(scales) == 1:
-        return simd.emit_fma(b, dots, b.fmul(scales[0], d), acc)
-    both = simd.emit_fma(b, scales[1], b.sitofp(total, _F), b.fmul(dots, scales[0]))
-    return simd.emit_fma(b, both, d, acc)
-
-
-def _wide32_rounded(b: Builder, acc: Value, codes: list[Value], scales: list[Value], act: Value, bias: int, small: bool
-                    ) -> Value:
-    acc = _wide32(b, acc, codes, scales[:1], act, bias, small)
-    return simd.emit_fma(b, scales[1], _spread(b, act, DSUM, F32), acc)
-
-
-def _wide16(b: Builder, acc: Value, codes: list[Value], scales: list[Value], act: Value, bias: int, small: bool
-            ) -> Value:
+    if rule.wide == 32:
+        return [total]
     sum0 = _spread(b, act, SUM0, I32)
-    sums = sum0, b.sub(_spread(b, act, SUM, I32), sum0)
-    dots = [b.sitofp(_dots(b, _unbias(b, sums[h], bias), codes, act, range(4 * h, 4 * h + 4), small), _F)
-            for h in (0, 1)]
-    both = simd.emit_fma(b, dots[1], scales[1], b.fmul(dots[0], scales[0]))
-    for offset, x in zip(scales[2:], sums):
-        both = simd.emit_fma(b, offset, b.sitofp(x, _F), both)
-    return simd.emit_fma(b, both, _spread(b, act, D, F32), acc)
+    return [sum0, b.sub(total, sum0)]
+
+
+def start(b: Builder, total: Value, rule: Rule) -> Value:
+    """What the products start from, so that codes c stand for c - bias. Exact."""
+    return b.mul(total, const(_I, -rule.bias)) if rule.bias else const(_I, 0)
+
+
+def scaled(b: Builder, acc: Value, dots: list[Value], sums: list[Value], scales: list[Value], act: Value, rule: Rule) -> Value:
+    """acc + what the products of a block, one vector per scale, stand for."""
+    d, (first, *others) = _spread(b, act, D, F32), [b.sitofp(x, _F) for x in dots]
+    if rule.rounded or len(scales) == 1:
+        acc = simd.emit_fma(b, first, b.fmul(scales[0], d), acc)
+        return simd.emit_fma(b, scales[1], _spread(b, act, DSUM, F32), acc) if rule.rounded else acc
+    product, terms = b.fmul(first, scales[0]), others + ([b.sitofp(x, _F) for x in sums] if rule.mins else [])
+    for x, scale in zip(terms, scales[1:]):
+        product = simd.emit_fma(b, scale, x, product)
+    return simd.emit_fma(b, product, d, acc)
 
 
 class _BFloat(ir.Type):

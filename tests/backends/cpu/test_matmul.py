@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from ggraph import dtypes, quants
-from ggraph.backends.cpu import activation, matmul, matmul_id, repack, targets
+from ggraph.backends.cpu import activation, matmul, matmul_id, matmul_many, repack, targets
 from ggraph.backends.cpu.pool import SINGLE, KernelError
 from ggraph.dtypes import DType
 from tests.backends.cpu.native import TYPES, aligned, block, panels, product, random_rows, rounded, run, tensor, tiles
@@ -37,6 +37,18 @@ def test_products_are_exact_to_rounding_and_alike_for_all_widths_and_threads(dty
         for first in (0, 5):
             part = product(packed, x[first:first + n], dtype, N_ROWS)
             assert np.array_equal(part, out[first:first + n]), (n, first)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_many_columns_get_the_bits_of_one(dtype: DType) -> None:
+    """Enough of them that weights are unpacked first, in two parts of k; columns and panels are left over."""
+    k, n = 1280, matmul_many.MOST + matmul_many.LEAST + 5
+    raw, x = random_rows(dtype, 3 * N_ROWS, k), RNG.standard_normal((n, k)).astype(np.float32)
+    packed = panels(raw, dtype, k)
+    for n_threads in (1, 2):
+        out = product(packed, x, dtype, len(raw), n_threads)
+        for t in (*range(9), 31, 32, 255, 256, 257, n - 5, n - 1):
+            assert np.array_equal(out[t], product(packed, x[t:t + 1], dtype, len(raw))[0]), t
 
 
 @pytest.mark.parametrize("lowering", [name for name in ("avxvnni", "avx2", "generic") if name in targets.runnable()])
@@ -103,8 +115,9 @@ def test_activations_are_rounded_to_the_nearest_of_127_steps() -> None:
 
 @pytest.mark.parametrize("dtype", [dtypes.Q4_K, dtypes.F16, dtypes.BF16], ids=str)
 @pytest.mark.parametrize("shared", [True, False], ids=["one row per token", "one row per slot"])
-def test_experts_give_the_bits_of_plain_products(dtype: DType, shared: bool) -> None:
-    n_expert, n_used, n_tokens, k = 6, 3, 19, 256
+@pytest.mark.parametrize("n_tokens", [19, 90])               # 90: experts with so many that weights are unpacked first
+def test_experts_give_the_bits_of_plain_products(dtype: DType, shared: bool, n_tokens: int) -> None:
+    n_expert, n_used, k = 6, 3, 256
     raw = random_rows(dtype, n_expert * N_ROWS, k).reshape(n_expert, N_ROWS, -1)
     packed = np.stack([panels(matrix, dtype, k) for matrix in raw])
     per_token = 1 if shared else n_used
