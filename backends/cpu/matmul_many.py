@@ -45,7 +45,7 @@ def product(fmt: Format, codes: Callable[..., Any], rule: Any, panel_size: Calla
     @inline
     def many(w, act, column, first, last, k, dst, stride, rows, order):
         at, last = unpacked(), last - (last - first) % width
-        parts = (k + _AT_MOST - _DEPTH) // _DEPTH
+        parts = max((k + _AT_MOST - _DEPTH) // _DEPTH, 1)
         depth = ((k + parts - 1) // parts + length - 1) // length * length
         for begin in range(0, k, depth):
             n = min(depth, k - begin)

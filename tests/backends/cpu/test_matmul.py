@@ -41,14 +41,14 @@ def test_products_are_exact_to_rounding_and_alike_for_all_widths_and_threads(dty
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_many_columns_get_the_bits_of_one(dtype: DType) -> None:
-    """Enough of them that weights are unpacked first, in two parts of k; columns and panels are left over."""
-    k, n = 1280, matmul_many.MOST + matmul_many.LEAST + 5
-    raw, x = random_rows(dtype, 3 * N_ROWS, k), RNG.standard_normal((n, k)).astype(np.float32)
-    packed = panels(raw, dtype, k)
-    for n_threads in (1, 2):
+    """Enough of them that weights are unpacked first, in one part of k or two; columns and panels are left over."""
+    n = matmul_many.MOST + matmul_many.LEAST + 5
+    for k, n_threads in ((max(dtype.block, 32), 2), (1280, 1), (1280, 2)):
+        raw, x = random_rows(dtype, 3 * N_ROWS, k), RNG.standard_normal((n, k)).astype(np.float32)
+        packed = panels(raw, dtype, k)
         out = product(packed, x, dtype, len(raw), n_threads)
         for t in (*range(9), 31, 32, 255, 256, 257, n - 5, n - 1):
-            assert np.array_equal(out[t], product(packed, x[t:t + 1], dtype, len(raw))[0]), t
+            assert np.array_equal(out[t], product(packed, x[t:t + 1], dtype, len(raw))[0]), (k, t)
 
 
 @pytest.mark.parametrize("lowering", [name for name in ("avxvnni", "avx2", "generic") if name in targets.runnable()])
