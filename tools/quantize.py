@@ -184,10 +184,24 @@ def quantize(source: str | Path, target: str | Path, mix: str, *, wishes: _mixes
         for row in result.rows:
             result.types[row.after] = result.types.get(row.after, 0) + row.nbytes_after
         if not dry_run:
-            keys = _keys(job, imatrix, matrix) | {key: writer.encode(KINDS[type(x)], x) for key, x in (kv or {}).items()}
+            keys = _keys(job, imatrix, matrix) | _overridden(file, kv or {})
             result.paths = [str(p) for p in _write(job, keys, Path(target), keep_split, n_threads or os.cpu_count() or 1, progress)]
     result.seconds = time.perf_counter() - start
     return result
+
+
+def _overridden(file: gguf.File, kv: Mapping[str, Any]) -> dict[str, bytes]:
+    """Key/values to write instead of those of the file, which must stay what readers take them for: text, a number or a truth."""
+    for key, x in kv.items():
+        old = file.kv.get(key, x)
+        if _kind(old) != _kind(x):
+            raise ggraph.Error(f"--override-kv {key}: the file has {_kind(old)} there, {x!r} is {_kind(x)}")
+    return {key: writer.encode(KINDS[type(x)], x) for key, x in kv.items()}
+
+
+def _kind(x: Any) -> str:
+    kinds = {str: "text", bool: "true or false", int: "a number", float: "a number"}
+    return next((name for kind, name in kinds.items() if isinstance(x, kind)), "an array")
 
 
 def _keys(job: Job, paths: Sequence[str | Path], matrix: _imatrix.Matrix | None) -> dict[str, bytes]:

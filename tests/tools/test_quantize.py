@@ -149,6 +149,13 @@ def test_the_other_ways_in_which_llama_quantize_is_told(source: Path, tmp_path: 
         assert changed == {"blk.0.attn_q.weight", "blk.1.attn_q.weight"}
 
 
+@pytest.mark.parametrize("kv", ["general.architecture=int:3", "llama.block_count=str:two", "tokenizer.ggml.tokens=str:x"])
+def test_a_key_keeps_its_kind(source: Path, tmp_path: Path, kv: str) -> None:
+    out = tmp_path / "out.gguf"
+    assert "the file has" in run(source, out, "Q8_0", "--override-kv", kv, code=1).stderr
+    assert not out.exists()
+
+
 def test_importance_of_another_model(source: Path, tmp_path: Path) -> None:
     path = importance(source, tmp_path / "i.gguf")
     matrix = _imatrix.read(path)
