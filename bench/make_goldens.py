@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Let llama.cpp answer tiny random models, and keep what it says as goldens of the tests.
 
-    python bench/make_goldens.py encoders|adapters|nextn      writes tests/golden/models/{encoders,adapters,nextn}.npz
+    python bench/make_goldens.py encoders|adapters|nextn|blocks      writes tests/golden/models/{encoders,adapters,..}.npz
 
 Needs llama-cpp-python, built from source for this machine (`pip install --no-binary :all: llama-cpp-python`). It runs on one
-thread with flash attention off, and the files say which version answered.
+thread, with flash attention off but for blocks, and the files say which version answered.
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests import adapters, encoders, nextn, spec  # noqa: E402
+from tests import adapters, blocks, encoders, nextn, spec  # noqa: E402
 
 POOLING = ("none", "mean", "cls", "last", "rank")
 Rows = Sequence[tuple[int, int, int]]                   # token, position, sequence
@@ -30,8 +30,8 @@ class Peer:
     """One model in one llama.cpp context."""
 
     def __init__(self, path: Path, n_seq: int, n_ctx: int, pooling: str | None = None, mtp: bool = False, *, n_ubatch: int = 0,
-                 unified: bool = True, watch: Any = None):
-        """`watch`: a `ggml_backend_sched_eval_callback`."""
+                 unified: bool = True, watch: Any = None, flash: bool = False):
+        """`watch`: a `ggml_backend_sched_eval_callback`; `flash`: flash attention, with caches of F32."""
         import llama_cpp
         self.lib: Any = llama_cpp
         lib = self.lib
@@ -44,7 +44,9 @@ class Peer:
         cp = lib.llama_context_default_params()
         cp.n_ctx, cp.n_batch, cp.n_ubatch, cp.n_seq_max = n_ctx, n_ctx, n_ubatch or n_ctx, n_seq
         cp.n_threads, cp.n_threads_batch = 1, 1
-        cp.flash_attn_type, cp.kv_unified = 0, unified
+        cp.flash_attn_type, cp.kv_unified = int(flash), unified
+        if flash:
+            cp.type_k = cp.type_v = 0                                   # F32
         if watch is not None:
             cp.cb_eval = watch
         if pooling is not None:
@@ -179,10 +181,27 @@ def make_nextn(folder: Path) -> dict[str, np.ndarray]:
     return found
 
 
+def make_blocks(folder: Path) -> dict[str, np.ndarray]:
+    """Logits of all rows where blocks are chosen to attend to, and of the prompts where all are seen."""
+    found = {}
+    for name, case in blocks.CASES.items():
+        path, batches = blocks.write(name, folder), blocks.batches(case)
+        for what, flash in (("chosen", True), ("all", False)):
+            peer = Peer(path, len(case.lengths), blocks.n_ctx(case), n_ubatch=case.n_ubatch, unified=len(case.lengths) == 1,
+                        flash=flash)
+            logits = []
+            for rows in batches if flash else batches[:1]:
+                peer.run(rows)
+                logits.append(peer.logits(len(rows)))
+            found[f"{name}/{what}"] = np.concatenate(logits)[blocks.picked(case, flash)]
+            peer.close()
+    return found
+
+
 def main() -> None:
     import llama_cpp
     what = sys.argv[1]
-    make = {"encoders": make_encoders, "adapters": make_adapters, "nextn": make_nextn}[what]
+    make = {"encoders": make_encoders, "adapters": make_adapters, "nextn": make_nextn, "blocks": make_blocks}[what]
     with tempfile.TemporaryDirectory() as folder:
         found = make(Path(folder))
     path = ROOT / f"tests/golden/models/{what}.npz"

@@ -173,16 +173,20 @@ NEW: dict[str, Keys] = {
 
 # llama.cpp rules out image tokens in the first row of a batch alone; we do in all.
 COMPARED = {"chameleon": slice(8196, None)}
-# Where llama.cpp is not to be followed: patterns of spec and mutation, and why.
+# Where llama.cpp is not to be followed: patterns of spec and mutation, and why. It loads scales of all models and applies them in
+# `SCALED`.
+SCALED = ("bitnet|cohere2(moe)?|hy_v3|llama|mamba2?|mellum|mistral3|nanbeige|nemotron_h(_moe)?|qwen3(moe)?|qwen35(moe)?|"
+          "qwen4exp|refact-moe")
 REASONS: list[tuple[str, str, str]] = [
+    (f"(?!({SCALED})(-|$)).*", "scales", "llama.cpp loads scales of matrices and does not apply them"),
     ("plamo2-dense", "pair.*|four.*", "llama.cpp mixes the tokens of several sequences"),
     ("rwkv6qwen2|arwkv7", "pair.*|four.*", "llama.cpp mixes the tokens of several sequences"),
     ("bailingmoe2-moe", "k96_v96|heads.*|k.*_v.*", "llama.cpp gives the fused matrix n_embd rows for Q, whatever the heads are"),
-    ("qwen3(5|5moe|next)-.*", "fused", "one matrix for Q, its gate, K and V is not supported; nothing writes such files"),
     ("qwen2vl-dense", "eps", "llama.cpp does not read the epsilon"),
     ("hy_v3-moe|kimi-linear-moe", "no ffn_gate_shexp.*ffn_up_shexp.*|no ffn_down_shexp.*|no ffn_up_shexp.*",
      "llama.cpp adds the activation of a shared expert that is not there"),
     ("glm4moe-moe", "shared0", "llama.cpp adds the activation of a shared expert that is not there"),
+    ("(grok|muse-glimmer|talkie)-.*", "logit_scale0", "llama.cpp makes all logits 0"),
     (".*", "window0", "llama.cpp masks every token with a window of 0"),
     ("deepseek2-ocr", "rope_.*|yarn.*", "llama.cpp scales the products, but not the rotation")]
 
@@ -191,7 +195,7 @@ YARN_MORE: Keys = {f"rope__scaling__yarn_{name}": value for name, value in
                    {"beta_fast": 16.0, "beta_slow": 2.0, "ext_factor": 0.7, "attn_factor": 1.2}.items()}
 GROUPS: Keys = {"expert_group_count": 4, "expert_group_used_count": 2}
 
-# These are also run with Q8_0 and Q4_0 weights.
+# These are also run with quantized weights.
 SHAPES: dict[str, Mutation] = {
     "same": put(), "heads4_kv2": heads(4, 2), "heads4_kv1": heads(4, 1), "heads4_kv2_of_64": heads(4, 2, 64),
     "heads6_kv3": heads(6, 3), "layers3": layers(3), "experts8_used3": experts(8, 3), "experts8_used1": experts(8, 1),
@@ -229,7 +233,7 @@ MUTATIONS: dict[str, Mutation] = SHAPES | {
     "window8_of_2": then(layers(5), window(8, 2)), "window8_of_3": then(layers(5), window(8, 3)),
     "window8_given": then(layers(5), window(8, [1, 0, 0, 1, 1])),
     # scales, caps, norms; keys that an architecture does not read are ignored
-    "logit_scale": put(logit_scale=0.3),
+    "logit_scale": put(logit_scale=0.3), "logit_scale0": change(logit_scale=0.0),
     "soft_caps": put(attn_logit_softcapping=3.0, final_logit_softcapping=2.0, router_logit_softcapping=1.5),
     "attn_scale": put(attention__scale=0.05), "embedding_scale": put(embedding_scale=3.0),
     "residual_scale": put(residual_scale=0.7),

@@ -2,13 +2,11 @@
 
     python bench/shapes.py [--only REGEX] [--mutation REGEX] [--out FILE.jsonl]
 
-Needs llama-cpp-python. The tensors of a mutated spec are those that llama.cpp itself asks for,
-    so no rule of ours makes them. Tensors
-that it can do without are left out one after the other. A line per case that differs; all of them in FILE, one JSON object each:
-NMSE of the logits,
-    or what we refused. What llama.cpp refuses or does not survive says nothing about us. Where experts are chosen, the
-first choice that differs is shown with the scores that decided it, and whether nothing but such close choices differs. `REASONS` in
-mutations.py says where llama.cpp is not to be followed. Exit code 1 if anything differs for no known reason.
+Needs llama-cpp-python. The tensors of a mutated spec are those that llama.cpp itself asks for, so no rule of ours makes them.
+Tensors that it can do without are left out one after the other. A line per case that differs; all of them in FILE, one JSON object
+each: NMSE of the logits, or what we refused. What llama.cpp refuses or does not survive says nothing about us. Where experts are
+chosen, the first choice that differs is shown with the scores that decided it, and whether nothing but such close choices differs.
+`REASONS` in mutations.py says where llama.cpp is not to be followed. Exit code 1 if anything differs for no known reason.
 """
 from __future__ import annotations
 
@@ -44,7 +42,7 @@ ROWS = {"chameleon": [30, 31]}                          # of goldens: those that
 @click.command(help=__doc__)
 @click.option("--only", default="", help="Specs whose name matches.")
 @click.option("--mutation", default="", help="Mutations whose name matches.")
-@click.option("--types", default="F32,Q8_0,Q4_0", show_default=True)
+@click.option("--types", default="F32,Q8_0,Q4_0,NVFP4", show_default=True)
 @click.option("--keep", is_flag=True, help="Compare nothing; add the models to tests/golden/models/shapes.json.xz.")
 @click.option("--out", type=click.Path(path_type=Path), help="All results, a JSON object in a line for each.")
 def main(only: str, mutation: str, types: str, keep: bool, out: Path | None) -> None:
@@ -139,9 +137,10 @@ def cases(name: str, mutation: str, qtypes: list[str | None]) -> Iterator[Case]:
     found = [Case(what, None, base, scene) for what, scene in SCENES.items()]
     found += [Case(what, qtype, partial(mutated, name=name, what=what)) for what in MUTATIONS
               for qtype in (qtypes if what in SHAPES else [None])]
-    changes = {"no " + " ".join(parts): partial(drop, parts=parts) for parts in droppable(tensors)} | {"fused": fused,
-        "split": separate}
+    changes = {"no " + " ".join(parts): partial(drop, parts=parts) for parts in droppable(tensors)}
+    changes |= {"fused": fused, "fused_three_biases": partial(fused, biases=False), "split": separate}
     found += [Case(what, None, partial(changed, base=base, change=change)) for what, change in changes.items()]
+    found.append(Case("scales", "NVFP4", partial(changed, base=base, change=scaled)))
     return (c for c in found if c.qtype in qtypes and re.search(mutation, c.what))
 
 
@@ -202,9 +201,20 @@ def drop(s: spec.Spec, parts: list[str]) -> spec.Spec:
     return {**s, "tensors": [t for t in s["tensors"] if short(t[0]) not in parts]}
 
 
-def fused(s: spec.Spec) -> spec.Spec:
-    """Q, K and V as one tensor."""
-    return _joined(s, ("attn_q", "attn_k", "attn_v"), "attn_qkv")
+def fused(s: spec.Spec, biases: bool = True) -> spec.Spec:
+    """Q, K and V as one tensor, and their biases too."""
+    return _joined(s, ("attn_q", "attn_k", "attn_v"), "attn_qkv", ("weight", "bias") if biases else ("weight",))
+
+
+def scaled(s: spec.Spec) -> spec.Spec:
+    """A scale for each matrix of a kind that llama.cpp knows scales of, and one for its inputs, which nobody reads. No biases: with
+    those llama.cpp ends the process."""
+    tensors = [t for t in s["tensors"] if not re.fullmatch(r"(attn|ffn)_\w+\.bias", short(t[0]))]
+    kinds = r"(attn_(q|k|v|qkv|output|gate)|ffn_(gate|up|down)(_exps|_shexp)?|ssm_(in|out|alpha|beta))\.weight"
+    found = [(name, shape) for name, shape, _ in tensors if name.startswith("blk.") and re.fullmatch(kinds, short(name))]
+    more = [[name.replace("weight", what), shape[2:] or [1], "F32"] for name, shape in found for what in ("scale", "input_scale")
+            if shape[0] % 64 == 0]
+    return {**s, "tensors": tensors + more}
 
 
 def separate(s: spec.Spec) -> spec.Spec:
@@ -218,11 +228,11 @@ def separate(s: spec.Spec) -> spec.Spec:
     return _joined(s, ("ffn_gate_exps", "ffn_up_exps"), "ffn_gate_up_exps")
 
 
-def _joined(s: spec.Spec, parts: tuple[str, ...], name: str) -> spec.Spec:
+def _joined(s: spec.Spec, parts: tuple[str, ...], name: str, suffixes: tuple[str, ...] = ("weight", "bias")) -> spec.Spec:
     out, sums = [], {}
     for t, shape, k in s["tensors"]:
         stem, suffix = short(t).rsplit(".", 1) if "." in short(t) else (short(t), "")
-        if stem in parts:
+        if stem in parts and suffix in suffixes:
             whole, axis = t.replace(stem, name), 0 if suffix == "bias" else 1
             sums.setdefault(whole, [whole, [n if i != axis else 0 for i, n in enumerate(shape)], k])[1][axis] += shape[axis]
         else:

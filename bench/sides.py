@@ -24,7 +24,7 @@ import ggraph  # noqa: E402
 from ggraph.context import Hook  # noqa: E402
 from tests import spec  # noqa: E402
 
-TOLERANCE = {None: 1e-5, "Q8_0": 3e-3, "Q4_0": 8e-3}
+TOLERANCE = {None: 1e-5, "Q8_0": 3e-3, "Q4_0": 8e-3, "NVFP4": 8e-3}
 Steps = list[list[tuple[int, int, int]]]                # batches of (token, position, sequence)
 Nodes = dict[str, list[np.ndarray]]                      # values by name, an array for each ubatch
 

@@ -50,6 +50,10 @@ class CParams:
     hidden: bool                    # hidden states of all tokens are results, beside the logits
     rope: Rope
 
+    def chooses_blocks(self, hp: HParams, il: int) -> bool:
+        """Layer `il` may have to leave blocks out. Without flash attention it attends to all, as in llama.cpp."""
+        return hp.indexer is not None and il >= hp.indexer.first_layer and self.flash_attn and self.n_ctx_seq > hp.indexer.reach
+
     @property
     def n_stream(self) -> int:
         return 1 if self.kv_unified else self.n_seq_max

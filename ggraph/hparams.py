@@ -64,6 +64,23 @@ class Ngrams:
 
 
 @dataclass(frozen=True)
+class Indexer:
+    """Layers from `first_layer` on attend to a few blocks of neighbouring positions: for each KV head and token those whose best
+    key, of a small cache of its own, matches a query best, and the last `n_local` ones, `n_blocks` in all."""
+    first_layer: int
+    n_head: int                                 # KV heads, each with a query of its own
+    head: int                                   # elements of such a key or query
+    block: int                                  # positions in a block
+    n_blocks: int
+    n_local: int
+
+    @property
+    def reach(self) -> int:
+        """Up to so many positions no block can be left out."""
+        return self.block * self.n_blocks
+
+
+@dataclass(frozen=True)
 class HParams:
     arch: str
     keys: Keys = field(repr=False, compare=False)
@@ -128,6 +145,7 @@ class HParams:
     f_attn_logit_softcapping: float = 0.0
     f_final_logit_softcapping: float = 0.0
     f_clamp_kqv: float = 0.0
+    indexer: Indexer | None = None              # how layers choose blocks of tokens to attend to
     f_attn_temp_scale: float = 0.0
     f_attn_temp_offset: float = 0.0
     n_attn_temp_floor_scale: int = 0

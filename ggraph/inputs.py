@@ -14,11 +14,11 @@ import numpy as np
 
 from .adapters import Mix
 from .drawing import MAX_STEPS, Drawing
-from .hparams import HParams, Ngrams
+from .hparams import HParams, Indexer, Ngrams
 from .memory import Step
 from .memory.kv import ordered
 from .memory.layers import LayerMemory
-from .memory.line import Window
+from .memory.line import Line, Window
 from .tensor import F32, I32, Tensor, leaf
 
 
@@ -206,6 +206,46 @@ class KVCells(Input):
     def fill(self, step: Step) -> tuple[np.ndarray, ...]:
         cells, spans = ordered(self.memory.kv[self.group].store, step.ubatch, step.slots[self.group], self.causal)
         return cells, spans
+
+
+class BlockCells(Input):
+    """What a layer needs that chooses blocks of positions to attend to.
+
+    `blk_cells` I32 [block * n_blocks, n_tokens/n_stream, n_stream]: for each token the cells of its sequence by position; where a
+    position has none, another one of its block. `blk_bias` F32 [n_blocks, 1, n_tokens/n_stream, n_stream]: huge for the last blocks
+    before a token, which are always chosen, -inf for empty ones. `cell_blk` I32 [n_kv, n_stream]: the block of each cell.
+    """
+
+    def __init__(self, memory: LayerMemory, group: int, indexer: Indexer, n_blocks: int, n_kv: int, n_tokens_stream: int,
+                 n_stream: int):
+        self.memory, self.group, self.indexer = memory, group, indexer
+        self.tensors = (leaf(I32, (indexer.block * n_blocks, n_tokens_stream, n_stream), f"blk_cells_{group}"),
+                        leaf(F32, (n_blocks, 1, n_tokens_stream, n_stream), f"blk_bias_{group}"),
+                        leaf(I32, (n_kv, n_stream), f"cell_blk_{group}"))
+
+    @classmethod
+    def key(cls, step: Step) -> Hashable:
+        return None
+
+    def fill(self, step: Step) -> tuple[np.ndarray, ...]:
+        kv, u, slots, x = self.memory.kv[self.group], step.ubatch, step.slots[self.group], self.indexer
+        store, n = kv.store, kv.count_blocks(u)
+        cells = np.empty((u.n_tokens, n, x.block), np.int32)
+        bias = np.zeros((u.n_tokens, n), np.float32)
+        for seqs, rows in u.sets():
+            cells[rows], bias[rows] = self._by_block(store.line(seqs[0]), n)
+        last = u.pos[0][:, None] // x.block - np.arange(x.n_local)
+        row, local = np.nonzero(last >= 0)
+        bias[row, last[row, local]] += np.float32(1e30)
+        blocks = np.stack([store.cells[s].pos[:store.n_kv(slots)] // x.block for s in slots.streams.tolist()])
+        return cells, bias, np.clip(blocks, 0, n - 1).astype(np.int32)     # of no or other sequences: masked
+
+    def _by_block(self, line: Line, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of one sequence: cells int32 [n, block], and 0 or -inf for each block."""
+        cells = np.full((n, self.indexer.block), -1, np.int32)
+        cells.reshape(-1)[line.pos] = line.cells
+        some = cells.max(1, keepdims=True)
+        return np.maximum(np.where(cells < 0, some, cells), 0), np.where(some[:, 0] < 0, -np.inf, 0).astype(np.float32)
 
 
 class StateRows(Input):

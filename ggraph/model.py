@@ -241,7 +241,8 @@ def known_architectures() -> list[str]:
 
 
 def find_architecture(name: str) -> Architecture:
-    """The module of `general.architecture`, else the plugin of this name; ModelError lists the known ones."""
+    """The module of `general.architecture`, else the plugin of this name; else ModelError says what is missing for it, or lists the
+    known ones."""
     package = importlib.import_module(f"{__package__}.models")
     module = package.ALIASES.get(name, name).replace("-", "_")
     if module in {m.name for m in pkgutil.iter_modules(package.__path__)}:
@@ -254,4 +255,6 @@ def find_architecture(name: str) -> Architecture:
             except Exception as e:
                 raise ModelError(f"the plugin {plugin.value} of architecture {name!r} cannot be loaded: {e}") from e
             return found
+    if name in package.UNSUPPORTED:
+        raise ModelError(f"architecture {name!r} is not supported: it needs {package.UNSUPPORTED[name]}, which is not built")
     raise ModelError(f"architecture {name!r} is not known; known ones: {', '.join(known_architectures())}")

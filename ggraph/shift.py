@@ -17,17 +17,18 @@ def shift_graph(b: Builder, group: KVCache) -> tuple[Graph, Tensor]:
     shift = leaf(I32, (group.store.size * group.store.n_stream,), "k_shift")
     for il, cache in group.k.items():
         if b.hp.has_rope(il):
-            b.g.expand(ops.cpy(_rotated(b, group, il, shift), cache))
+            b.g.expand(ops.cpy(_rotated(b, cache, b.hp.n_head_kv[il], il, shift, group.rot_k), cache))
+    for il, cache in group.i.items():
+        b.g.expand(ops.cpy(_rotated(b, cache, 1, il, shift, 0), cache))
     return b.g, shift
 
 
-def _rotated(b: Builder, group: KVCache, il: int, shift: Tensor) -> Tensor:
-    cache, n_head = group.k[il], b.hp.n_head_kv[il]
+def _rotated(b: Builder, cache: Tensor, n_head: int, il: int, shift: Tensor, rot: int) -> Tensor:
     head = cache.ne[0] // n_head
     x = ops.view(cache, (head, n_head, shift.ne[0]), (cache.type.row_bytes(head), cache.nb[1]))
     if cache.type is not F32:
         x = ops.cast(x, F32)
-    x = ops.hadamard(x, group.rot_k) if group.rot_k else x
+    x = ops.hadamard(x, rot) if rot else x
     x = b.rope(x, il, shift=shift, offset=b.hp.rope_offset)
-    x = ops.hadamard(x, group.rot_k) if group.rot_k else x
+    x = ops.hadamard(x, rot) if rot else x
     return ops.reshape(x, cache.ne)

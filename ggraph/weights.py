@@ -54,8 +54,9 @@ class Group:
         return info.ne if info else ()
 
     def unused(self, *names: str) -> None:
-        """Tensors, by full name, that files may hold and that the graph does not read."""
-        self._table.ignored.update(self._prefix + name for name in names)
+        """Tensors, by full name, that files may hold and that the graph does not read, and scales of theirs."""
+        for stem in (self._prefix + name.removesuffix(".weight") for name in names):
+            self._table.ignored.update(stem + suffix for suffix in ("", ".weight", ".scale", ".input_scale"))
 
     # --- the groups that most architectures share
 
@@ -63,14 +64,23 @@ class Group:
         for name in names:
             self(name, n or self._table.hp.n_embd, bias=bias, optional=optional)
 
-    def qkv(self, il: int, bias: Need = None, head_k: int = 0, head_v: int = 0) -> None:
-        """attn_q, attn_k, attn_v, or the three in one attn_qkv, whichever the file has."""
+    def qkv(self, il: int, bias: Need = None, head_k: int = 0, head_v: int = 0, head_q: int = 0) -> None:
+        """attn_q, attn_k, attn_v, or the three in one attn_qkv, whichever the file has. One matrix may have three biases.
+
+        `head_q`: rows that attn_q has for each head, where there is more in it than Q.
+        """
         hp = self._table.hp
         head_k, head_v = head_k or hp.n_embd_head_k, head_v or hp.n_embd_head_v
-        q, k, v = head_k * hp.n_head[il], head_k * hp.n_head_kv[il], head_v * hp.n_head_kv[il]
-        if self("attn_qkv", hp.n_embd, q + k + v, bias=bias, optional=True) is None:
-            for name, n in (("attn_q", q), ("attn_k", k), ("attn_v", v)):
+        sizes = {"attn_q": (head_q or head_k) * hp.n_head[il], "attn_k": head_k * hp.n_head_kv[il],
+                 "attn_v": head_v * hp.n_head_kv[il]}
+        fused = self("attn_qkv", hp.n_embd, sum(sizes.values()), bias=bias, optional=True)
+        for name, n in sizes.items():
+            if fused is None:
                 self(name, hp.n_embd, n, bias=bias)
+            elif bias is not False and fused.bias is None:
+                self(name, n, suffix=".bias", optional=True)
+            else:
+                self.alias(name, None)
 
     def mla(self, il: int) -> None:
         """Latent attention: attn_q_a and _b (or attn_q), attn_kv_a_mqa, attn_k_b and attn_v_b (or attn_kv_b), attn_output."""
@@ -219,6 +229,7 @@ class Weights(Group):
         rows = tuple(ne[1:]) or tuple(ne)                 # a vector's bias has its own shape
         get_bias = {True: self.required, None: self.optional}.get(bias)
         scale = self._tensor(name + ".scale") if name + ".scale" in self.file.tensors else None
+        self.ignored.add(name + ".input_scale")           # NVFP4: for products that round activations to 4 bits, as none here does
         return Param(name, weight, get_bias(name + ".bias", rows) if get_bias else None, scale)
 
     def optional(self, name: str, ne: Sequence[int]) -> Tensor | None:

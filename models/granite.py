@@ -16,7 +16,12 @@ SCALES = ("attention.scale", "embedding_scale", "residual_scale")
 def hparams(kv: Mapping[str, Any]) -> HParams:
     hp = HParams.read(kv, *SCALES, rope_mode=NORMAL)
     rotated = bool(hp.keys("rope.scaling.finetuned", True))                       # Granite's switch for positions
-    return hp.replace(f_logit_scale=1.0 / hp.keys.number("logit_scale"), rope_layers=(rotated,) * hp.n_layer)
+    return hp.replace(f_logit_scale=inverse(hp.keys.number("logit_scale")), rope_layers=(rotated,) * hp.n_layer)
+
+
+def inverse(scale: float) -> float:
+    """What logits are multiplied with; 0, as in files for granitehybrid, leaves them as they are."""
+    return 1.0 / scale if scale else 0.0
 
 
 def weights(t: Weights) -> None:

@@ -10,13 +10,13 @@ from ggraph.ops import NORMAL
 from ggraph.tensor import Tensor
 from ggraph.weights import Group, Weights
 
-from .granite import SCALES
+from .granite import SCALES, inverse
 
 
 def hparams(kv: Mapping[str, Any]) -> HParams:
     hp = HParams.read(kv, *SCALES, rope_mode=NORMAL, rope_freq_base_swa=0.0, rope_freq_scale_swa=0.0)
     k = hp.keys
-    hp = hp.replace(f_logit_scale=1.0 / k.number("logit_scale"),
+    hp = hp.replace(f_logit_scale=inverse(k.number("logit_scale")),
                     rope_layers=k.per_layer("attention.rope_pattern", hp.n_layer, True, convert=bool))
     windows = k.per_layer("attention.sliding_window_pattern", hp.n_layer, convert=bool)
     return hp.window(k("attention.sliding_window"), windows)

@@ -9,13 +9,13 @@ from ggraph.hparams import HParams
 from ggraph.ops import NORMAL
 from ggraph.weights import Weights
 
-from .granite import SCALES, experts
+from .granite import SCALES, experts, inverse
 
 
 def hparams(kv: Mapping[str, Any]) -> HParams:
     hp = HParams.read(kv, *SCALES, "logit_scale", rope_mode=NORMAL)
     rotated = bool(hp.keys("rope.scaling.finetuned", True))                       # Granite's switch for positions
-    hp = hp.replace(f_logit_scale=1.0 / hp.f_logit_scale if hp.f_logit_scale else 0.0, rope_layers=(rotated,) * hp.n_layer)
+    hp = hp.replace(f_logit_scale=inverse(hp.f_logit_scale), rope_layers=(rotated,) * hp.n_layer)
     return hp.recurrent(hp.layers_without_kv())
 
 

@@ -1,5 +1,7 @@
-"""kimi-linear: Kimi Linear; delta nets with a decay of each channel (KDA), in one layer of four latent attention without
-positions, experts after leading dense layers."""
+"""kimi-linear: Kimi Linear; KDA (delta nets with a decay of each channel), in one layer of four latent attention, experts.
+
+The latent attention has no positions; leading layers are dense.
+"""
 from __future__ import annotations
 
 from collections.abc import Mapping

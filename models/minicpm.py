@@ -9,13 +9,15 @@ from ggraph.hparams import HParams
 from ggraph.ops import NORMAL
 from ggraph.weights import Weights
 
+from .granite import inverse
+
 
 def hparams(kv: Mapping[str, Any]) -> HParams:
     hp = HParams.read(kv, rope_mode=NORMAL)
     k = hp.keys
     return hp.replace(f_embedding_scale=float(k("embedding_scale", 12.0)),
                       f_residual_scale=float(k("residual_scale", 1.4 / hp.n_layer ** 0.5)),
-                      f_logit_scale=1.0 / float(k("logit_scale", 256.0 / hp.n_embd)))
+                      f_logit_scale=inverse(float(k("logit_scale", 256.0 / hp.n_embd))))
 
 
 def weights(t: Weights) -> None:

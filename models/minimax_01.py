@@ -1,5 +1,7 @@
-"""minimax-01: MiniMax Text 01; lightning attention (linear, fading), in one layer of eight softmax attention, experts; the
-residual of a block is its normed input, scaled."""
+"""minimax-01: MiniMax Text 01; lightning attention (linear, fading), in one layer of eight softmax attention, experts.
+
+The residual of a block is its normed input, scaled.
+"""
 from __future__ import annotations
 
 from collections.abc import Mapping

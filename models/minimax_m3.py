@@ -1,8 +1,4 @@
-"""minimax-m3: MiniMax M3; experts beside a shared one with gpt-oss's activation, Q and K normed per head, partial rotation.
-
-Attention is dense, as llama.cpp's is without flash attention: the selection of blocks by an indexer (MSA) is not built, and its
-tensors are not read. Where the two can differ, a context that asks for flash attention is refused.
-"""
+"""minimax-m3: MiniMax M3; layers with experts attend to chosen blocks (MSA), Q and K normed per head, gpt-oss's activation."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -10,13 +6,18 @@ from typing import Any
 
 from ggraph.build import Builder
 from ggraph.errors import ModelError
-from ggraph.hparams import HParams
+from ggraph.hparams import HParams, Indexer
 from ggraph.ops import NEOX
-from ggraph.weights import Weights
+from ggraph.weights import Group, Weights
 
 
 def hparams(kv: Mapping[str, Any]) -> HParams:
-    return HParams.read(kv, rope_mode=NEOX)
+    hp = HParams.read(kv, rope_mode=NEOX)
+    n_head, head, block, top_k, local = (int(hp.keys.number(f"attention.indexer.{name}")) for name in
+                                         ("head_count", "key_length", "block_size", "top_k", "local_blocks"))
+    if min(n_head, head, block, top_k) < 1 or local < 0:
+        raise ModelError(f"{hp.arch}.attention.indexer: {n_head} heads of {head} elements cannot choose {top_k} blocks of {block}")
+    return hp.replace(indexer=Indexer(hp.n_layer_dense_lead, n_head, head, block, top_k, local))
 
 
 def weights(t: Weights) -> None:
@@ -32,26 +33,24 @@ def weights(t: Weights) -> None:
         else:
             w.experts(il, probs_bias=True)
             w.ffn(il, n_ff=hp.n_ff_exp[il] * hp.n_expert_shared, suffix="_shexp")
-            w.unused(*(f"indexer.{name}.weight" for name in ("q_proj", "k_proj", "q_norm", "k_norm")))
+            indexer_weights(hp, w)
 
 
-def check_blocks(b: Builder) -> None:
-    """Up to so many tokens the choice of blocks leaves none out."""
-    n = int(b.hp.keys.number("attention.indexer.top_k")) * int(b.hp.keys.number("attention.indexer.block_size"))
-    if b.cp.flash_attn and b.cp.n_ctx_seq > n:
-        raise ModelError(f"{b.hp.arch} chooses blocks to attend to beyond {n} tokens, which is not supported: give an n_ctx of at "
-                         f"most {n} for each sequence, or flash_attn=\"off\" to attend to all blocks")
+def indexer_weights(hp: HParams, w: Group) -> None:
+    assert hp.indexer is not None
+    w("indexer.q_proj", hp.n_embd, hp.indexer.head * hp.indexer.n_head)
+    w("indexer.k_proj", hp.n_embd, hp.indexer.head)
+    w.norm("indexer.q_norm", "indexer.k_norm", n=hp.indexer.head)
 
 
 def graph(b: Builder) -> None:
-    check_blocks(b)
     hp = b.hp
     x = b.inp_embd()
     for il, w in b.layers():
         y = b.norm(x, w.attn_norm, "attn_norm", il)
         q, k, v = b.qkv(w, y, il)
         q, k = b.qk_norm(w, q, k, il)
-        y = b.attn(w.attn_output, b.rope(q, il), b.rope(k, il), v, il)
+        y = b.attn(w.attn_output, b.rope(q, il), b.rope(k, il), v, il, seen=b.choose_blocks(w, y, il))
         y, x = b.out_ids(il, y, x)
         x = b.residual(x, y, "ffn_inp", il)
         y = b.norm(x, w.ffn_norm, "ffn_norm", il)

@@ -6,6 +6,7 @@ from typing import Any
 
 from ggraph import ops
 from ggraph.build import Builder
+from ggraph.build.core import split
 from ggraph.hparams import HParams
 from ggraph.tensor import Tensor
 from ggraph.weights import Group, Need, Weights
@@ -53,9 +54,7 @@ def delta_net_weights(hp: HParams, w: Group) -> None:
 
 def gated_attention_weights(hp: HParams, w: Group, il: int, bias: Need = None) -> None:
     head = hp.n_embd_head_k
-    w("attn_q", hp.n_embd, 2 * head * hp.n_head[il], bias=bias)
-    w("attn_k", hp.n_embd, hp.n_embd_k_gqa(il), bias=bias)
-    w("attn_v", hp.n_embd, hp.n_embd_v_gqa(il), bias=bias)
+    w.qkv(il, bias=bias, head_q=2 * head)
     w("attn_output", head * hp.n_head[il], hp.n_embd)
     w.norm("attn_q_norm", "attn_k_norm", n=head)
 
@@ -81,12 +80,10 @@ def layer(b: Builder, w: Group, x: Tensor, il: int) -> Tensor:
 
 
 def gated_attention(b: Builder, w: Group, x: Tensor, il: int) -> Tensor:
-    """One matrix gives Q and the gate, head by head in turn."""
+    """The rows of Q hold a head's Q and its gate, head by head."""
     hp, n = b.hp, b.hp.n_embd_head_k
-    both = b.linear(w.attn_q, x, "Qcur_full", il)
-    q, gate = (ops.view(both, (n, hp.n_head[il], b.n_tokens), (2 * n * both.nb[0], both.nb[1]), i * n * both.nb[0]) for i in (0, 1))
-    k = ops.reshape(b.linear(w.attn_k, x, "Kcur", il), (n, hp.n_head_kv[il], b.n_tokens))
-    v = ops.reshape(b.linear(w.attn_v, x, "Vcur", il), (hp.n_embd_head_v, hp.n_head_kv[il], b.n_tokens))
+    both, k, v = b.qkv(w, x, il, head_q=2 * n)
+    q, gate = split(both, (n, n))
     q, k = b.qk_norm(w, q, k, il)
     y = b.cb(b.attn(None, b.rope(q, il), b.rope(k, il), v, il), "attn_pregate", il)
     gate = b.cb(ops.sigmoid(ops.cont(gate, (n * hp.n_head[il], b.n_tokens))), "gate_sigmoid", il)

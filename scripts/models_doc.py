@@ -20,20 +20,21 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from ggraph.model import known_architectures  # noqa: E402
-from tests import encoders, spec  # noqa: E402
+from tests import blocks, encoders, spec  # noqa: E402
 from tests import test_architectures as arch  # noqa: E402
+from tests.models import test_blocks as chosen  # noqa: E402
 from tests.models import test_encoders as enc  # noqa: E402
 
 HEAD = """# Architectures
 
-Written by `scripts/models_doc.py`; do not edit. Each row is one `general.architecture` of a GGUF file. All were compared with
-llama.cpp's answers for tiny random models (tests/golden/models; how they were made stands in the goldens' scripts): logits of
-prompts and joint decodes of one and two sequences, unified and one stream each, in ubatches of 64 and 7; of encoders the
-embeddings in every pooling; of those with one case a prompt in ubatches of 16. `bench/shapes.py` compares all of them in a hundred
-other shapes. The numbers are the largest normalized mean square error over all cases on the CPU backend, first
-with F32 weights (tests: at most 1e-5), then with Q8_0 (3e-3) and Q4_0 (8e-3), where llama.cpp's own rounding of activations
-to 8 bits weighs most; the reference backend passes the same tests. What has no number was **not verified**: it runs, and nothing
-is claimed.
+Written by `python scripts/models_doc.py`, which runs every case below again and takes a minute or two; do not edit. Each row is one
+`general.architecture` of a GGUF file. All were compared with llama.cpp's answers for tiny random models (tests/golden/models; how
+they were made stands in the goldens' scripts): logits of prompts and joint decodes of one and two sequences, unified and one stream
+each, in ubatches of 64 and 7; of encoders the embeddings in every pooling; of those with one case a prompt in ubatches of 16.
+`bench/shapes.py` compares all of them in a hundred other shapes. The numbers are the largest normalized mean square error over all
+cases on the CPU backend, first with F32 weights (tests: at most 1e-5), then with Q8_0 (3e-3) and Q4_0 (8e-3), where llama.cpp's own
+rounding of activations to 8 bits weighs most; the reference backend passes the same tests. What has no number was **not verified**:
+it runs, and nothing is claimed.
 
 Besides, real models: SmolLM2 135M (llama), Gemma 3 270M (gemma3), all-MiniLM-L6-v2 (bert), against what llama.cpp answers.
 
@@ -43,22 +44,13 @@ Besides, real models: SmolLM2 135M (llama), Gemma 3 270M (gemma3), all-MiniLM-L6
 TAIL = """
 ## Not supported
 
-What llama.cpp knows besides (as of its Python package 0.3.36); such files are refused by name.
+What llama.cpp knows besides (as of its Python package 0.3.36). Opening such a file is an error that names the architecture and what
+is missing.
 
-| architecture | what it would take |
-|---|---|
-| gemma3n, gemma4, gemma4-assistant | vectors per layer, K and V shared between layers; the assistant reads another model's cache |
-| t5, t5encoder | relative positions, attention to an encoder's result |
-| deepseek32, glm-dsa, dots3note | an indexer that chooses tokens to attend to, with a cache of its own |
-| deepseek4, glm5-next, hy_v4 | such a choice, and more kinds of caches or residual streams |
-| step35, graniteswitch | heads and rotation of each layer; adapters inside the model |
-| eagle3, dflash | drafters that read another model's hidden states |
-| wavtokenizer-dec, clip | audio, images |
-| gptj | llama.cpp names it and has no graph for it |
-
-In minimax-m3 and qwen4exp the choice of blocks to attend to (MSA) is not built: contexts that could need it are refused. Next-token
-prediction runs with one block behind the layers (bailingmoe3, cohere2moe, deepseek2, glm4moe, hy_v3, mimo2, nemotron_h_moe, qwen35,
-qwen35moe, qwen3next); files with several run without.
+{unsupported}
+In qwen4exp the choice of blocks to attend to (QSA) is not built: contexts that could need it are refused. Next-token prediction
+runs with one block behind the layers (bailingmoe3, cohere2moe, deepseek2, glm4moe, hy_v3, mimo2, nemotron_h_moe, qwen35, qwen35moe,
+qwen3next); files with several run without.
 """
 Case = tuple[str, str, float]           # architecture, weight type, error
 
@@ -88,6 +80,12 @@ def shape_cases(folder: Path) -> Iterator[Case]:
         yield case["spec"]["arch"], "F32", arch.nmse(got[possible], want[possible])
 
 
+def block_cases(folder: Path) -> Iterator[Case]:
+    """Where blocks are chosen to attend to."""
+    for name in blocks.CASES if asked("minimax-m3") else ():
+        yield "minimax-m3", "F32", arch.nmse(chosen.logits(name, folder), chosen.GOLDEN[f"{name}/chosen"])
+
+
 def encoder_cases(folder: Path) -> Iterator[Case]:
     for name, pooling in ((n, p) for n, p in encoders.cases() if asked(encoders.SPECS[n]["arch"])):
         path = spec.write(encoders.SPECS[name], folder / "m.gguf")
@@ -109,10 +107,19 @@ def names(checked: set[str]) -> list[str]:
     return sorted((spelled | {name.replace("_", "-"): name for name in checked}).values())
 
 
+def unsupported() -> str:
+    """A table of what the package says of architectures that it lacks; those that need the same stand together."""
+    by_need: dict[str, list[str]] = defaultdict(list)
+    for name, needs in importlib.import_module("ggraph.models").UNSUPPORTED.items():
+        by_need[needs].append(name)
+    rows = [f"| {', '.join(names)} | {needs} |\n" for needs, names in by_need.items()]
+    return "| architecture | what it would need |\n|---|---|\n" + "".join(rows)
+
+
 def main() -> None:
     errors: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     with tempfile.TemporaryDirectory() as folder:
-        for cases in (golden_cases, shape_cases, encoder_cases):
+        for cases in (golden_cases, shape_cases, block_cases, encoder_cases):
             for name, qtype, error in cases(Path(folder)):
                 errors[name][qtype].append(error)
                 print(f"{name} {qtype} {error:.1e}", file=sys.stderr, flush=True)
@@ -122,7 +129,7 @@ def main() -> None:
     rows = {line.split()[1]: line for line in table.splitlines(keepends=True) if line.startswith("| ")}
     checked = {name for name in rows if name != "architecture"} | set(errors)
     path.write_text(HEAD + "".join(row(name, errors[name]) if asked(name) or name not in rows else rows[name]
-                                   for name in names(checked)) + TAIL)
+                                   for name in names(checked)) + TAIL.format(unsupported=unsupported()))
 
 
 def row(name: str, found: dict[str, list[float]]) -> str:

@@ -1,8 +1,7 @@
 """Golden logits of the models of other shapes, as llama.cpp computes them: `python -m tests.make_shapes`.
 
 In: the specs in tests/golden/models/shapes.json.xz. Out: shapes.npz beside it, to which it adds those that are not there yet;
-`bench/shapes.py --keep` adds specs. Needs the package llama-cpp-python (0.3.36 made
-the present file), which no test needs.
+`bench/shapes.py --keep` adds specs. Needs the package llama-cpp-python (0.3.36 made the present file), which no test needs.
 """
 from __future__ import annotations
 
@@ -21,6 +20,8 @@ def logits(path: Path, encode: bool) -> np.ndarray:
     """float32 [N_PREFILL + N_DECODE, n_vocab]: one batch, then single tokens. Encoders see the first batch twice."""
     import llama_cpp.llama_cpp as lib  # type: ignore[import-not-found]
 
+    silent = lib.llama_log_callback(lambda level, text, data: None)
+    lib.llama_log_set(silent, None)
     model = lib.llama_model_load_from_file(str(path).encode(), lib.llama_model_default_params())
     params = lib.llama_context_default_params()
     params.n_ctx = params.n_batch = N_CTX

@@ -24,7 +24,8 @@ RANDOM_BITS: dict[str, tuple[list[int], float]] = {
     "Q2_K": ([80, 82], 6.2e-3), "Q3_K": ([108], 2.4e-3), "Q4_K": ([0, 2], 4.0e-4), "Q5_K": ([0, 2], 2.0e-4),
     "Q6_K": ([208], 7.4e-5), "IQ2_XXS": ([0], 2.2e-3), "IQ2_XS": ([0], 2.2e-3), "IQ2_S": ([0], 2.2e-3),
     "IQ3_XXS": ([0], 9.5e-4), "IQ3_S": ([0], 5.5e-4), "IQ1_S": ([0], 1.5e-2), "IQ1_M": ([], 1.5e-2),
-    "IQ4_NL": ([0], 1.5e-3), "IQ4_XS": ([0], 8.0e-5), "TQ1_0": ([52], 1.2e-1), "TQ2_0": ([64], 1.2e-1), "MXFP4": ([], 0.0)}
+    "IQ4_NL": ([0], 1.5e-3), "IQ4_XS": ([0], 8.0e-5), "TQ1_0": ([52], 1.2e-1), "TQ2_0": ([64], 1.2e-1), "MXFP4": ([], 0.0),
+    "NVFP4": ([], 0.0)}
 NOT_QUANTIZED = ("norm", "ssm_conv1d", "ssm_a", "shortconv.conv", "time_mix", "gate_inp", "rel_b", "position_embd", "token_types")
 
 
@@ -115,6 +116,8 @@ def random_blocks(name: str, shape: list[int], kind: Any) -> np.ndarray:
     offsets, scale = RANDOM_BITS[kind.name]
     if kind.name == "MXFP4":
         raw[:, 0] = rng.randint(122, 125, n)                                # E8M0 exponents
+    elif kind.name == "NVFP4":
+        raw[:, :4] = rng.randint(0x10, 0x18, (n, 4))                        # E4M3 scales without a sign
     elif kind.name == "IQ1_M":                                              # the scale is spread over four top nibbles
         d = int(np.float16(scale).view(np.uint16))
         for i in range(4):

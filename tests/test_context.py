@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 import ggraph
 from ggraph import env
 from tests import spec
+from tests.examples import examples
 
 NAMES = ("llama-dense-b", "llama-moe-b", "gemma3-dense-b", "qwen35-dense-b")
 RECURRENT = ("mamba-dense", "mamba2-dense", "jamba-dense", "falcon-h1-dense", "lfm2-dense", "kimi-linear-moe", "minimax-01-moe",
              "qwen4exp-moe")
 EXACT = env.get("GGRAPH_BACKEND") != "ref"              # BLAS sums in an order that depends on the shape
 Rows = dict[int, np.ndarray]                            # sequence -> logits [n, n_vocab]
-QUICK = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")

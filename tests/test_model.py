@@ -9,6 +9,7 @@ import pytest
 
 import ggraph
 from ggraph.model import known_architectures
+from ggraph.models import UNSUPPORTED
 from tests import spec
 
 Spec = dict[str, Any]
@@ -88,6 +89,14 @@ def test_weights_are_placed_once_and_freed(tmp_path: Path) -> None:
     assert not model.backends
     with pytest.raises(ggraph.ModelError, match="is closed; load it again"):
         ggraph.Context(model, n_ctx=256)
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_a_file_of_a_missing_architecture_says_what_it_needs(name: str, tmp_path: Path) -> None:
+    path = spec.write({**spec.specs()["llama-dense-b"], "arch": name}, tmp_path / "m.gguf")
+    with pytest.raises(ggraph.ModelError, match=f"architecture '{name}' is not supported: it needs {UNSUPPORTED[name]}"):
+        ggraph.Model(path)
+    assert name not in known_architectures()
 
 
 def test_overriding_the_architecture_takes_another_one_or_lists_them(tmp_path: Path) -> None:

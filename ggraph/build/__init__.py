@@ -1,6 +1,7 @@
 """What architecture files build their graphs from: `Builder`, put together from blocks by family."""
 from __future__ import annotations
 
+from .blocks import ChosenBlocks
 from .core import Dims
 from .mamba import Mamba
 from .mla import LatentAttention
@@ -8,7 +9,7 @@ from .moe import Experts
 from .nextn import NextToken
 
 
-class Builder(LatentAttention, Experts, Mamba, NextToken):
+class Builder(ChosenBlocks, LatentAttention, Experts, Mamba, NextToken):
     """Handed to an architecture's `graph(b)`: hyperparameters, weights, memory, and every block."""
 
 

@@ -15,14 +15,14 @@ from .core import Core, split
 
 
 class Attention(Core):
-    def qkv(self, w: Group, x: Tensor, il: int, head_k: int = 0, head_v: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """Q [head_k, n_head, n_tokens], K [head_k, n_head_kv, n_tokens], V [head_v, n_head_kv, n_tokens]."""
+    def qkv(self, w: Group, x: Tensor, il: int, head_k: int = 0, head_v: int = 0, head_q: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """Q [head_q, n_head, n_tokens] (with a `head_q` called Qcur_full), K [head_k, n_head_kv, n_tokens], V [head_v, ..]."""
         hp = self.hp
         k_size, v_size = head_k or hp.n_embd_head_k, head_v or hp.n_embd_head_v
         n_head, n_kv = hp.n_head[il], hp.n_head_kv[il]
-        shapes = {"Qcur": (k_size, n_head), "Kcur": (k_size, n_kv), "Vcur": (v_size, n_kv)}
+        shapes = {"Qcur_full" if head_q else "Qcur": (head_q or k_size, n_head), "Kcur": (k_size, n_kv), "Vcur": (v_size, n_kv)}
         if w.attn_qkv is not None:
-            qkv = self._clamp(self.linear(w.attn_qkv, x, "wqkv", il))
+            qkv = self._clamp(self._fused_qkv(w, x, il))
             rows = split(qkv, [n * heads for n, heads in shapes.values()])
             heads = [self._heads(r, shape) for r, shape in zip(rows, shapes.values())]
         else:
@@ -30,6 +30,15 @@ class Attention(Core):
                      for name, p in zip(shapes, (w.attn_q, w.attn_k, w.attn_v))]
         q, k, v = (self.cb(h, name, il) for name, h in zip(shapes, heads))
         return q, k, v
+
+    def _fused_qkv(self, w: Group, x: Tensor, il: int) -> Tensor:
+        """One product, whose bias the file may hold in three parts."""
+        y = self.linear(w.attn_qkv, x, "wqkv", il)
+        parts = [p.weight for p in map(vars(w).get, ("attn_q", "attn_k", "attn_v")) if p is not None]
+        if len(parts) < 3:
+            return y
+        q, k, v = parts
+        return self.cb(ops.add(y, ops.concat(ops.concat(q, k, 0), v, 0)), "wqkv_b", il)
 
     def _heads(self, rows: Tensor, shape: tuple[int, int]) -> Tensor:
         """A strided view [n, n_tokens] as [head, n_head, n_tokens]."""
@@ -69,15 +78,19 @@ class Attention(Core):
         return self.cb(ops.mul(q, scale), "Qcur_attn_temp_scaled", il)
 
     def attn(self, wo: Param | None, q: Tensor, k: Tensor, v: Tensor | None, il: int, *, scale: float | None = None,
-             sinks: Param | None = None, v_b: Param | None = None) -> Tensor:
+             sinks: Param | None = None, v_b: Param | None = None, seen: Tensor | None = None) -> Tensor:
         """softmax(scale q K + mask) V, then the output projection.
 
         q [head_k, n_head, n_tokens]; k, v as `qkv` returns them. K and V are what the cache holds, this ubatch's k and v
         written to it first; in a model without a cache they are k and v alone. v is None where it is the first elements
-        of k; v_b [.., head_v, n_head] multiplies the result of each head.
+        of k; v_b [.., head_v, n_head] multiplies the result of each head. `seen`: a mask for each KV head, as `choose_blocks` makes
+        them.
         """
-        attend = self._attend_cache if self.hp.cache else self._attend_ubatch
-        x = attend(q, k, v, il, self.hp.kq_scale if scale is None else scale, sinks.weight if sinks else None)
+        scale, sink = self.hp.kq_scale if scale is None else scale, sinks.weight if sinks else None
+        if self.hp.cache:
+            x = self._attend_cache(q, k, v, il, scale, sink, seen)
+        else:
+            x = self._attend_ubatch(q, k, v, il, scale, sink)
         if v_b is not None:
             x = self.cb(self.mm(v_b, x), "kqv_mla", il)
         x = ops.permute(x, (0, 2, 1, 3))                                      # [head_v, n_head, n_tokens_stream, n_stream]
@@ -92,19 +105,24 @@ class Attention(Core):
 
     # both: -> [head_v, n_tokens_stream, n_head, n_stream]
 
-    def _attend_cache(self, q: Tensor, k: Tensor, v: Tensor | None, il: int, scale: float, sinks: Tensor | None) -> Tensor:
+    def _attend_cache(self, q: Tensor, k: Tensor, v: Tensor | None, il: int, scale: float, sinks: Tensor | None,
+                      seen: Tensor | None) -> Tensor:
         kv, cp, n_stream = self._kv(il), self.cp, self.n_stream
         self._store(kv, q, k, v, il)
         q = ops.hadamard(q, kv.rot_k) if kv.rot_k else q
         q = ops.permute(self._by_stream(q), (0, 2, 1, 3))                     # [head, n_tokens_stream, n_head, n_stream]
         keys = ops.permute(kv.get_k(il, n_stream), (0, 2, 1, 3))              # [head, n_kv, n_head_kv, n_stream]
         values = ops.permute(kv.get_v(il, n_stream), (0, 2, 1, 3))
-        mask, = self.input(inputs.KQMask, self.memory, kv.index, kv.n_kv, self.n_tokens_stream, n_stream, cp.causal,
-                           self.hp.f_max_alibi_bias > 0)
-        if cp.flash_attn:
+        mask = self._mask(kv) if seen is None else seen
+        if cp.flash_attn and seen is None:
             cells, spans = self.input(inputs.KVCells, self.memory, kv.index, kv.n_cells, self.n_tokens, cp.causal)
             return self._flash(q, keys, values, mask, il, scale, sinks, cells, spans)
         return self._attn_mha(q, keys, values, mask, il, scale, sinks)
+
+    def _mask(self, kv: KVCache) -> Tensor:
+        """F32 [n_kv, n_tokens_stream, 1, n_stream]"""
+        return self.input(inputs.KQMask, self.memory, kv.index, kv.n_kv, self.n_tokens_stream, self.n_stream, self.cp.causal,
+                          self.hp.f_max_alibi_bias > 0)[0]
 
     def _store(self, kv: KVCache, q: Tensor, k: Tensor, v: Tensor | None, il: int) -> None:
         """Write k and v to the cells of this ubatch; all of q, k and v is computed before."""
@@ -146,14 +164,25 @@ class Attention(Core):
                                logit_softcap=self.hp.f_attn_logit_softcapping)
         return ops.permute(self.cb(x, "kqv", il), (0, 2, 1, 3))
 
-    def _attn_mha(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, il: int, scale: float, sinks: Tensor | None) -> Tensor:
+    def _attn_mha(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, il: int, scale: float,
+                  sinks: Tensor | None) -> Tensor:
         kq = self.cb(ops.mul_mat(k, self._rounded(q, k)), "kq", il)           # [n_kv, n_tokens_stream, n_head, n_stream]
         if cap := self.hp.f_attn_logit_softcapping:
             kq = self.cb(ops.scale(ops.tanh(ops.scale(kq, scale / cap)), cap), "kq_scaled", il)
             scale = 1.0
+        if mask is not None and mask.ne[2] > 1:
+            kq, mask = self._masked(kq, mask), None
         kq = self.cb(ops.soft_max(kq, mask, sinks, scale, self.hp.f_max_alibi_bias), "kq_soft_max", il)
         v = ops.cast(v, F32) if v.type.quantized else v                       # blocks cannot be transposed
         return self.cb(ops.mul_mat(ops.cont(ops.transpose(v)), self._rounded(kq, v)), "kqv", il)
+
+    @staticmethod
+    def _masked(kq: Tensor, mask: Tensor) -> Tensor:
+        """kq [n_kv, n_tokens, n_head, n_stream] plus the mask of each KV head, which neighbouring heads share."""
+        n_kv, n, n_head, n_stream = kq.ne
+        groups = mask.ne[2] * n_stream
+        by_group = ops.reshape(kq, (n_kv, n, n_head // mask.ne[2], groups))
+        return ops.reshape(ops.add(by_group, ops.reshape(mask, (n_kv, n, 1, groups))), kq.ne)
 
     @staticmethod
     def _rounded(x: Tensor, cached: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ import numpy as np
 
 from .. import ops
 from ..backend import Backend
+from ..batch import Ubatch
 from ..dtypes import DType
 from ..errors import Error
 from ..hparams import HParams
@@ -78,17 +79,22 @@ class Group(ABC):
 class KVCache(Group):
     """Group number `index`; size variables `n_kv{index}` (cells that a graph reads) and `n_cells{index}`."""
 
-    def __init__(self, index: int, store: KVStore, layers: Sequence[int], hp: HParams, type_k: DType, type_v: DType):
+    def __init__(self, index: int, store: KVStore, layers: Sequence[int], hp: HParams, type_k: DType, type_v: DType,
+                 indexed: Sequence[int] = ()):
+        """`indexed`: the layers that choose blocks to attend to."""
         self.index, self.store, self.hp = index, store, hp
         size, n_stream = store.size, store.n_stream
+        head_i = hp.indexer.head if hp.indexer else 0
         self.k = {il: leaf(type_k, (hp.n_embd_k_gqa(il), size, n_stream), f"cache_k_l{il}") for il in layers}
         self.v = {il: leaf(type_v, (n, size, n_stream), f"cache_v_l{il}") for il in layers if (n := hp.n_embd_v_gqa(il))}
-        for t in (*self.k.values(), *self.v.values()):
-            head = hp.n_embd_head_k if t.name.startswith("cache_k") else hp.n_embd_head_v
-            if head % t.type.block:
-                raise Error(f"a cache of type {t.type} needs heads of a multiple of {t.type.block}; this model's have {head}")
+        self.i = {il: leaf(type_k, (head_i, size, n_stream), f"cache_idx_k_l{il}") for il in indexed}
+        for of, head in ((self.k, hp.n_embd_head_k), (self.v, hp.n_embd_head_v), (self.i, head_i)):
+            for t in of.values():
+                if head % t.type.block:
+                    raise Error(f"a cache of type {t.type} needs heads of a multiple of {t.type.block}; this model's have {head}")
         self.n_kv = Size.variable(f"n_kv{index}", size)
         self.n_cells = Size.variable(f"n_cells{index}", size * store.n_seq_max)
+        self.n_blocks = Size.variable(f"n_blocks{index}", -(-size // hp.indexer.block)) if hp.indexer and self.i else 0
         self.stream0 = Size.variable(f"stream{index}", n_stream - 1) if n_stream > 1 else 0
         # Sizes of the Hadamard blocks that K and V are multiplied with before they are quantized (and Q with K's); 0: none.
         # As llama.cpp: quantized types, heads of a multiple of 64; K takes the largest block that divides the head, V 64.
@@ -98,12 +104,22 @@ class KVCache(Group):
         self.rot_v = 64 if _spread(self.v, hp.n_embd_head_v) else 0
 
     def layers(self) -> list[tuple[int, Tensor]]:
-        return [*self.k.items(), *self.v.items()]
+        return [*self.k.items(), *self.v.items(), *self.i.items()]
 
     def sizes(self, step: Step) -> dict[str, int]:
         slots, i = step.slots[self.index], self.index
         return {f"n_kv{i}": self.store.n_kv(slots), f"n_cells{i}": self.store.n_listed(step.ubatch),
-                f"stream{i}": int(slots.streams[0])}
+                f"stream{i}": int(slots.streams[0]), f"n_blocks{i}": self.count_blocks(step.ubatch)}
+
+    def count_blocks(self, ubatch: Ubatch) -> int:
+        """Blocks that hold the positions of the ubatch's sequences, and at least as many as are chosen; 0 where none are."""
+        if self.hp.indexer is None or not self.i:
+            return 0
+        n: int = max(self.store.line(s).last for s in set(ubatch.seq.tolist())) // self.hp.indexer.block + 1
+        if n > self.n_blocks:
+            raise Error(f"a sequence reaches past position {self.n_blocks * self.hp.indexer.block - 1}, the last that this context "
+                        "can choose blocks of; give a larger n_ctx")
+        return max(n, self.hp.indexer.n_blocks)
 
     # --- in a graph
 
@@ -124,6 +140,13 @@ class KVCache(Group):
             return self._read(self.v[il], self.hp.n_head_kv[il], n_stream)
         k = self.get_k(il, n_stream)
         return ops.view(k, (self.hp.n_embd_head_v, *k.ne[1:]), k.nb[1:])
+
+    def cpy_i(self, k: Tensor, idx: Tensor, il: int) -> Tensor:
+        return _write(self.i[il], k, idx)
+
+    def get_i(self, il: int, n_stream: int) -> Tensor:
+        """The keys that blocks are chosen by: a view [indexer.head, 1, n_kv, n_stream]."""
+        return self._read(self.i[il], 1, n_stream)
 
     def _read(self, cache: Tensor, n_head: int, n_stream: int) -> Tensor:
         head = cache.ne[0] // n_head

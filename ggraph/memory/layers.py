@@ -43,7 +43,8 @@ class LayerMemory(Memory):
         super().__init__([g.store for g in self.groups], cp.n_seq_max, cp.n_ubatch)
 
     def _add(self, layers: list[int], hp: HParams, cp: CParams, store: KVStore) -> None:
-        self.kv.append(KVCache(len(self.kv), store, layers, hp, cp.type_k, cp.type_v))
+        indexed = [il for il in layers if cp.chooses_blocks(hp, il)]
+        self.kv.append(KVCache(len(self.kv), store, layers, hp, cp.type_k, cp.type_v, indexed))
 
     def kv_of(self, il: int) -> int:
         """The number of the KV group of layer il."""

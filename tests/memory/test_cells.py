@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ggraph.memory.cells import Cells, visible
 from ggraph.memory.line import KINDS, Array, Window
+from tests.examples import examples
 from tests.memory.test_line import masked
 
 NONE = Window()
@@ -77,7 +78,7 @@ def test_the_longest_out_of_sight_go_first() -> None:
     assert (c.line(0).first, c.line(0).lost, c.n_used) == (5, ((0, 4),), 8)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data(), st.sampled_from(KINDS), st.integers(1, 5), st.booleans(), st.integers(0, 3))
 def test_visible_is_llama_cpps_rule(data: st.DataObject, kind: str, n: int, causal: bool, seq0: int) -> None:
     c = Cells(12, 3, Window(n, kind), seq0)

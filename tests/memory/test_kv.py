@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ggraph.batch import Batch, Ubatch, split_simple, validate
 from ggraph.memory import Memory
 from ggraph.memory.kv import KVStore
+from tests.examples import examples
 from tests.memory.model import Twin, check_cells, kv_stores, picture, same
 
 N_SEQ = 3
@@ -69,7 +70,7 @@ def run(twin: Twin, program: list[Any]) -> None:
     twin.check()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.booleans(), st.integers(1, 6), st.sampled_from(["standard", "chunked", "symmetric"]), st.integers(1, 5),
        st.integers(6, 24), st.lists(OPS, min_size=1, max_size=14))
 def test_any_program(streams: bool, window: int, kind: str, n_ubatch: int, size: int, program: list[Any]) -> None:
@@ -104,7 +105,7 @@ def long_program(rnd: Random, n: int = 20) -> list[Any]:
     return [make() for make in rnd.choices([m for _, m in makers], [w for w, _ in makers], k=n)]
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(st.booleans(), st.integers(1, 6), st.sampled_from(["standard", "chunked", "symmetric"]), st.integers(1, 5),
        st.integers(8, 80), st.integers(0, 2**32))
 def test_long_programs(streams: bool, window: int, kind: str, n_ubatch: int, size: int, seed: int) -> None:

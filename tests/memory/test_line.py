@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ggraph.memory.line import END, KINDS, Line, Window, empty, in_order, joined
+from tests.examples import examples
 
 POS = st.integers(0, 30)
 
@@ -76,7 +77,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 40), STEPS), min_size=1, max_size=20))
 def test_lines_are_values(program: list[tuple[int, Any]]) -> None:
     """Any operation on any line made so far gives the right line, and changes none of those that were there."""

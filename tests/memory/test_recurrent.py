@@ -19,6 +19,7 @@ from ggraph.errors import BatchError, Error
 from ggraph.memory import Memory, Step
 from ggraph.memory.recurrent import N_FIXED, NO_TOKEN, TRASH, ZERO, Mark, RecurrentStore
 from ggraph.memory.state import State
+from tests.examples import examples
 
 N_SEQ, N_TAIL = 3, 2
 Text = tuple[int, ...]
@@ -191,7 +192,7 @@ def tail(text: Text) -> list[int]:
     return [NO_TOKEN] * max(N_TAIL - len(text), 0) + list(text[-N_TAIL:])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @example(1, 1, [("decode", [(0,), (0,), (0,)], -1), ("back", 0, 1)])
 @given(st.integers(0, 3), st.integers(1, 6), st.lists(OPS, min_size=1, max_size=16))
 def test_any_program(n_rollback: int, n_ubatch: int, program: list[Any]) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ggraph.errors import Error
 from ggraph.memory import Memory
 from ggraph.memory.kv import KVStore
+from tests.examples import examples
 from tests.memory.model import Twin, check_cells, picture, same
 
 
@@ -100,7 +101,7 @@ def test_states_are_one_per_store() -> None:
         twin().memory.restore([])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data(), st.one_of(st.none(), st.just(1)), st.sampled_from([0, 3]), st.sampled_from([1, 2]))
 def test_any_state_is_taken_or_refused(data: st.DataObject, seq: int | None, window: int, n_stream: int) -> None:
     """Whatever well-formed arrays a file may hold: the cells agree with themselves afterwards, or nothing changed."""
