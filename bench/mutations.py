@@ -153,6 +153,9 @@ LACKING = {"rwkv6qwen2": ["time_mix_first.weight"]}
 BASE: Keys = {"vocab_size": 128, "context_length": 256, "embedding_length": 128, "block_count": 2, "feed_forward_length": 192,
               "attention.head_count": 4, "attention.head_count_kv": 2, "attention.key_length": 32, "attention.value_length": 32,
               "attention.layer_norm_rms_epsilon": 1e-5, "rope.dimension_count": 32, "rope.freq_base": 10000.0}
+# What random weights are multiplied with. Where attention does not divide by the head size, random queries would make it so sharp
+# that the rounding of llama.cpp's GELU, which comes from a table of F16, grows from layer to layer.
+FACTORS = {"gemma4": {"attn_q_norm": 0.15, "ffn_gate_inp": 4.0}, "gemma3n": {"attn_q_norm": 0.15, "post_": 0.3}}
 NEW: dict[str, Keys] = {
     "apertus": {f"/xielu.{name}": values for name, values in
                 {"alpha_n": [0.8, 0.5], "alpha_p": [0.6, 0.9], "beta": [0.5, 0.4], "eps": [-1e-6, -0.1]}.items()},
@@ -160,6 +163,14 @@ NEW: dict[str, Keys] = {
     "plm": {"attention.head_count_kv": 4, "attention.kv_lora_rank": 64, "attention.key_length": 48, "rope.dimension_count": 16},
     "deepseek2-ocr": {"attention.head_count_kv": 4, "expert_count": 8, "expert_used_count": 3, "expert_shared_count": 2,
                       "expert_feed_forward_length": 64, "leading_dense_block_count": 1, "expert_weights_scale": 1.5},
+    "gemma3n": {"embedding_length": 64, "feed_forward_length": 96, "block_count": 25, "attention.head_count": 4,
+                "attention.key_length": 16, "attention.value_length": 16, "rope.dimension_count": 16,
+                "attention.sliding_window": 8},
+    "gemma4": {"block_count": 5, "attention.shared_kv_layers": 2, "attention.sliding_window": 8,
+               "attention.sliding_window_pattern": [True, True, False, True, False], "attention.key_length": 32,
+               "attention.value_length": 32, "attention.key_length_swa": 16, "attention.value_length_swa": 16,
+               "rope.dimension_count": 32, "rope.dimension_count_swa": 16, "embedding_length_per_layer_input": 16,
+               "expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 64},
     "rwkv6": {"attention.head_count": 0, "attention.head_count_kv": 0, "attention.layer_norm_epsilon": 1e-5, "wkv.head_size": 64,
               "time_mix_extra_dim": 32, "time_decay_extra_dim": 24},
     "rwkv7": {"attention.head_count": 0, "attention.head_count_kv": 0, "attention.layer_norm_epsilon": 1e-5, "wkv.head_size": 64,
@@ -206,6 +217,8 @@ MUTATIONS: dict[str, Mutation] = SHAPES | {
     "heads3_kv3": heads(3, 3), "heads8_kv4_of_32": heads(8, 4, 32), "k128_v64": sized(128, 64), "k64_v128": sized(64, 128),
     "k96_v96": sized(96, 96), "layers1": layers(1), "layers5": layers(5), "layers8": layers(8),
     "embd192": change(embedding_length=192), "ff160": change(feed_forward_length=160),
+    "no_experts": without("expert_count", "expert_used_count", "expert_feed_forward_length"), "shared_kv0": change(
+        attention__shared_kv_layers=0), "per_layer0": change(embedding_length_per_layer_input=0),
     "ff_exp96": change(expert_feed_forward_length=96), "ff_shexp96": change(expert_shared_feed_forward_length=96),
     # experts
     "experts6_used4": experts(6, 4), "shared0": change(expert_shared_count=0), "shared2": change(expert_shared_count=2),

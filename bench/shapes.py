@@ -30,7 +30,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
-from mutations import BASE, COMPARED, LACKING, MUTATIONS, NEW, PROMPT, REASONS, SCENES, SHAPES, Scene  # noqa: E402
+from mutations import BASE, COMPARED, FACTORS, LACKING, MUTATIONS, NEW, PROMPT, REASONS, SCENES, SHAPES, Scene  # noqa: E402
 from sides import TOLERANCE, nmse, ours, table, theirs, why  # noqa: E402
 
 from tests import spec  # noqa: E402
@@ -158,7 +158,7 @@ def first(name: str) -> spec.Spec:
     n = keys["vocab_size"]
     longer = {"tokenizer.ggml.tokens": [f"tok_{i}" for i in range(n)], "tokenizer.ggml.scores": [0.0] * n}
     tokenizer = [[k, t, longer.get(k, v)] for k, t, v in tokenizer]
-    empty = {"arch": name, "kv": tokenizer, "tensors": []}
+    empty = {"arch": name, "kv": tokenizer, "tensors": [], **({"factors": FACTORS[name]} if name in FACTORS else {})}
     return {**empty, "kv": tokenizer + [[k[1:] if k[0] == "/" else f"{name}.{k}", kind(k, v, empty), v] for k, v in keys.items()]}
 
 

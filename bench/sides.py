@@ -181,7 +181,7 @@ def table(folder: Path, s: spec.Spec) -> list[list[Any]] | None:
     if not model:
         return None
     lib.llama_model_free(ctypes.c_void_p(model))
-    return [t for t in {t[0]: t for t in found}.values() if not t[0].endswith(("input_scale", ".scale"))]
+    return [t for t in {t[0]: t for t in found}.values() if not re.search(r"(?<!ffn_gate_inp)\.(input_)?scale$", t[0])]
 
 
 @cache

@@ -94,6 +94,9 @@ class HParams:
     n_ff: tuple[int, ...]
     n_embd_head_k: int
     n_embd_head_v: int
+    n_embd_head_k_swa: int = 0                  # of window layers; 0: as in the others
+    n_embd_head_v_swa: int = 0
+    n_layer_kv: int = 0                         # layers from this one on read K and V of earlier ones; 0: none does
     first_layer: int = 0                        # where the graph begins: `nextn` runs a block behind the layers
     nextn_normed: bool = True                   # the hidden states that such a block goes on from are those behind the last norm
     n_embd_head_k_mla: int = 0                  # head sizes of latent attention, as its heads see K and V; else as above
@@ -202,13 +205,22 @@ class HParams:
         """Length of one expert's feed-forward; where the file does not say, those used share the layer's."""
         return self.n_ff_exp[il] or self.n_ff[il] // max(self.n_expert_used[il], 1)
 
+    def head_k(self, il: int) -> int:
+        """Elements of a K head of layer `il`."""
+        own = self.n_embd_head_k_swa
+        return own if own and self.is_swa(il) else self.n_embd_head_k
+
+    def head_v(self, il: int) -> int:
+        own = self.n_embd_head_v_swa
+        return own if own and self.is_swa(il) else self.n_embd_head_v
+
     def n_embd_k_gqa(self, il: int) -> int:
         """Elements of one K row of layer `il` in the cache."""
-        return self.n_embd_head_k * self.n_head_kv[il]
+        return self.head_k(il) * self.n_head_kv[il]
 
     def n_embd_v_gqa(self, il: int) -> int:
         """The same of V; none where V is a part of K."""
-        return 0 if self.is_mla else self.n_embd_head_v * self.n_head_kv[il]
+        return 0 if self.is_mla else self.head_v(il) * self.n_head_kv[il]
 
     def is_swa(self, il: int) -> bool:
         return bool(self.swa_layers) and self.swa_layers[il]
@@ -233,7 +245,17 @@ class HParams:
 
     def has_kv(self, il: int) -> bool:
         """Layer `il` keeps K and V of the tokens that it has seen."""
-        return self.cache and self.n_head_kv[il] > 0 and (self.kv_beside_state or not self.is_recurrent(il))
+        return (self.cache and self.n_head_kv[il] > 0 and (self.kv_beside_state or not self.is_recurrent(il))
+                and self.kv_layer(il) == il)
+
+    def kv_layer(self, il: int) -> int:
+        """The layer whose K and V layer `il` reads: its own, or of the last layer of its kind that keeps some."""
+        if not self.n_layer_kv or il < self.n_layer_kv:
+            return il
+        found = next((i for i in reversed(range(self.n_layer_kv)) if self.is_swa(i) == self.is_swa(il)), None)
+        if found is None:
+            raise ModelError(f"layer {il} of {self.arch} shares K and V of an earlier layer, and none is of its kind")
+        return found
 
     @property
     def kq_scale(self) -> float:

@@ -70,7 +70,7 @@ class Group:
         `head_q`: rows that attn_q has for each head, where there is more in it than Q.
         """
         hp = self._table.hp
-        head_k, head_v = head_k or hp.n_embd_head_k, head_v or hp.n_embd_head_v
+        head_k, head_v = head_k or hp.head_k(il), head_v or hp.head_v(il)
         sizes = {"attn_q": (head_q or head_k) * hp.n_head[il], "attn_k": head_k * hp.n_head_kv[il],
                  "attn_v": head_v * hp.n_head_kv[il]}
         fused = self("attn_qkv", hp.n_embd, sum(sizes.values()), bias=bias, optional=True)
@@ -131,7 +131,7 @@ class Group:
 
     def attn_out(self, il: int, bias: Need = None, head_v: int = 0) -> None:
         hp = self._table.hp
-        self("attn_output", (head_v or hp.n_embd_head_v) * hp.n_head[il], hp.n_embd, bias=bias)
+        self("attn_output", (head_v or hp.head_v(il)) * hp.n_head[il], hp.n_embd, bias=bias)
 
     def ffn(self, il: int, bias: Need = None, gate: Need = True, n_ff: int = 0, suffix: str = "") -> None:
         """ffn_up, ffn_down and ffn_gate; with `suffix`, say "_shexp", those of the shared expert."""

@@ -17,7 +17,6 @@ ALIASES: dict[str, str] = {
 
 # Architectures that llama.cpp knows (as of its Python package 0.3.36) and that are missing here: name -> what they need.
 UNSUPPORTED: dict[str, str] = {
-    **dict.fromkeys(("gemma3n", "gemma4"), "embeddings of each layer, and layers that share K and V with others"),
     "gemma4-assistant": "a cache of another model",
     **dict.fromkeys(("t5", "t5encoder"), "positions as distances in buckets, and attention to an encoder's result"),
     **dict.fromkeys(("deepseek32", "glm-dsa", "dots3note"), "an indexer that chooses tokens to attend to, with a cache of its own"),

@@ -23,6 +23,7 @@ def logits(path: Path, encode: bool) -> np.ndarray:
     silent = lib.llama_log_callback(lambda level, text, data: None)
     lib.llama_log_set(silent, None)
     model = lib.llama_model_load_from_file(str(path).encode(), lib.llama_model_default_params())
+    assert model, f"llama.cpp refuses {path}"
     params = lib.llama_context_default_params()
     params.n_ctx = params.n_batch = N_CTX
     params.n_ubatch = N_CTX if encode else N_UBATCH

@@ -58,14 +58,15 @@ def tokens() -> list[int]:
 
 def write(spec: Spec, path: str | Path, qtype: str | None = None, deltas: Mapping[str, np.ndarray] | None = None) -> Path:
     """The model of a spec as a file; `qtype`: the type of its matrices, where their row length allows it. `deltas` are added to
-    weights that are F32."""
+    weights that are F32. What matches one of the spec's `factors` is multiplied by it."""
     w = gguf.GGUFWriter(path, spec["arch"])
     for key, kind, value in spec["kv"]:
         kind, _, inner = kind.partition(":")
         if key != "general.architecture":
             w.add_key_value(key, value, VALUE[kind], sub_type=VALUE[inner] if inner else None)
     for name, shape, kind in spec["tensors"]:
-        _add(w, name, shape, _type(name, shape, kind, qtype), (deltas or {}).get(name))
+        factor = next((f for part, f in spec.get("factors", {}).items() if part in name), 1.0)
+        _add(w, name, shape, _type(name, shape, kind, qtype), (deltas or {}).get(name), factor)
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
@@ -81,11 +82,11 @@ def _type(name: str, shape: list[int], kind: str, qtype: str | None) -> Any:
     return types[qtype if fits else kind]
 
 
-def _add(w: Any, name: str, shape: list[int], kind: Any, delta: np.ndarray | None) -> None:
+def _add(w: Any, name: str, shape: list[int], kind: Any, delta: np.ndarray | None, factor: float) -> None:
     if kind.name in RANDOM_BITS:
         w.add_tensor(name, random_blocks(name, shape, kind), raw_dtype=kind)
         return
-    data = weights(name, shape)
+    data = weights(name, shape) * np.float32(factor)
     if kind.name == "F32":
         w.add_tensor(name, data if delta is None else (data + delta).astype(np.float32))
     elif kind.name == "F16":

@@ -18,7 +18,7 @@ class Attention(Core):
     def qkv(self, w: Group, x: Tensor, il: int, head_k: int = 0, head_v: int = 0, head_q: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """Q [head_q, n_head, n_tokens] (with a `head_q` called Qcur_full), K [head_k, n_head_kv, n_tokens], V [head_v, ..]."""
         hp = self.hp
-        k_size, v_size = head_k or hp.n_embd_head_k, head_v or hp.n_embd_head_v
+        k_size, v_size = head_k or hp.head_k(il), head_v or hp.head_v(il)
         n_head, n_kv = hp.n_head[il], hp.n_head_kv[il]
         shapes = {"Qcur_full" if head_q else "Qcur": (head_q or k_size, n_head), "Kcur": (k_size, n_kv), "Vcur": (v_size, n_kv)}
         if w.attn_qkv is not None:
@@ -77,19 +77,20 @@ class Attention(Core):
         scale, = self.input(inputs.AttnScale, self.hp, self.n_tokens)
         return self.cb(ops.mul(q, scale), "Qcur_attn_temp_scaled", il)
 
-    def attn(self, wo: Param | None, q: Tensor, k: Tensor, v: Tensor | None, il: int, *, scale: float | None = None,
+    def attn(self, wo: Param | None, q: Tensor, k: Tensor | None, v: Tensor | None, il: int, *, scale: float | None = None,
              sinks: Param | None = None, v_b: Param | None = None, seen: Tensor | None = None) -> Tensor:
         """softmax(scale q K + mask) V, then the output projection.
 
         q [head_k, n_head, n_tokens]; k, v as `qkv` returns them. K and V are what the cache holds, this ubatch's k and v
         written to it first; in a model without a cache they are k and v alone. v is None where it is the first elements
-        of k; v_b [.., head_v, n_head] multiplies the result of each head. `seen`: a mask for each KV head, as `choose_blocks` makes
-        them.
+        of k, both are where the layer reads what another one wrote (`HParams.kv_layer`). v_b [.., head_v, n_head]
+        multiplies the result of each head. `seen`: a mask for each KV head, as `choose_blocks` makes them.
         """
         scale, sink = self.hp.kq_scale if scale is None else scale, sinks.weight if sinks else None
         if self.hp.cache:
             x = self._attend_cache(q, k, v, il, scale, sink, seen)
         else:
+            assert k is not None
             x = self._attend_ubatch(q, k, v, il, scale, sink)
         if v_b is not None:
             x = self.cb(self.mm(v_b, x), "kqv_mla", il)
@@ -101,18 +102,19 @@ class Attention(Core):
         return x if wo is None else self.linear(wo, x, "attn_out", il)
 
     def _kv(self, il: int) -> KVCache:
-        return self.memory.kv[self.memory.kv_of(il)]
+        return self.memory.kv[self.memory.kv_of(self.hp.kv_layer(il))]
 
     # both: -> [head_v, n_tokens_stream, n_head, n_stream]
 
-    def _attend_cache(self, q: Tensor, k: Tensor, v: Tensor | None, il: int, scale: float, sinks: Tensor | None,
+    def _attend_cache(self, q: Tensor, k: Tensor | None, v: Tensor | None, il: int, scale: float, sinks: Tensor | None,
                       seen: Tensor | None) -> Tensor:
-        kv, cp, n_stream = self._kv(il), self.cp, self.n_stream
-        self._store(kv, q, k, v, il)
+        kv, cp, n_stream, source = self._kv(il), self.cp, self.n_stream, self.hp.kv_layer(il)
+        if k is not None:
+            self._store(kv, q, k, v, il)
         q = ops.hadamard(q, kv.rot_k) if kv.rot_k else q
         q = ops.permute(self._by_stream(q), (0, 2, 1, 3))                     # [head, n_tokens_stream, n_head, n_stream]
-        keys = ops.permute(kv.get_k(il, n_stream), (0, 2, 1, 3))              # [head, n_kv, n_head_kv, n_stream]
-        values = ops.permute(kv.get_v(il, n_stream), (0, 2, 1, 3))
+        keys = ops.permute(kv.get_k(source, n_stream), (0, 2, 1, 3))          # [head, n_kv, n_head_kv, n_stream]
+        values = ops.permute(kv.get_v(source, n_stream), (0, 2, 1, 3))
         mask = self._mask(kv) if seen is None else seen
         if cp.flash_attn and seen is None:
             cells, spans = self.input(inputs.KVCells, self.memory, kv.index, kv.n_cells, self.n_tokens, cp.causal)

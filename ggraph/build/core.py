@@ -69,12 +69,15 @@ class Core:
             self.g.inputs.append(made)
         return self._inputs[key].tensors
 
+    def inp_tokens(self) -> Tensor:
+        """I32 [n_tokens], or the vectors that were given instead, F32 [n_embd, n_tokens]."""
+        if self.drawing is not None and self.drawing.chained:
+            return ops.view(self.drawing.token, (self.n_tokens,))           # of one token: what the last step drew
+        return self.input(inputs.Tokens, self.hp.n_embd, self.n_tokens, self.embd)[0]
+
     def inp_embd(self) -> Tensor:
         """The hidden states of the ubatch, F32 [n_embd, n_tokens]: rows of token_embd, or the vectors that were given."""
-        if self.drawing is not None and self.drawing.chained:
-            x = ops.view(self.drawing.token, (self.n_tokens,))              # of one token: what the last step drew
-        else:
-            x, = self.input(inputs.Tokens, self.hp.n_embd, self.n_tokens, self.embd)
+        x = self.inp_tokens()
         if not self.embd:
             x = self._embed(self.w.token_embd.weight, x)
         if self.hp.f_embedding_scale:

@@ -88,7 +88,8 @@ class KVCache(Group):
         self.k = {il: leaf(type_k, (hp.n_embd_k_gqa(il), size, n_stream), f"cache_k_l{il}") for il in layers}
         self.v = {il: leaf(type_v, (n, size, n_stream), f"cache_v_l{il}") for il in layers if (n := hp.n_embd_v_gqa(il))}
         self.i = {il: leaf(type_k, (head_i, size, n_stream), f"cache_idx_k_l{il}") for il in indexed}
-        for of, head in ((self.k, hp.n_embd_head_k), (self.v, hp.n_embd_head_v), (self.i, head_i)):
+        head_k, head_v = hp.head_k(layers[0]), hp.head_v(layers[0])         # a group's layers have or lack a window alike
+        for of, head in ((self.k, head_k), (self.v, head_v), (self.i, head_i)):
             for t in of.values():
                 if head % t.type.block:
                     raise Error(f"a cache of type {t.type} needs heads of a multiple of {t.type.block}; this model's have {head}")
@@ -99,9 +100,8 @@ class KVCache(Group):
         # Sizes of the Hadamard blocks that K and V are multiplied with before they are quantized (and Q with K's); 0: none.
         # As llama.cpp: quantized types, heads of a multiple of 64; K takes the largest block that divides the head, V 64.
         # Latent vectors stay as they are.
-        head = hp.n_embd_head_k
-        self.rot_k = head & -head if self.v and _spread(self.k, head) else 0
-        self.rot_v = 64 if _spread(self.v, hp.n_embd_head_v) else 0
+        self.rot_k = head_k & -head_k if self.v and _spread(self.k, head_k) else 0
+        self.rot_v = 64 if _spread(self.v, head_v) else 0
 
     def layers(self) -> list[tuple[int, Tensor]]:
         return [*self.k.items(), *self.v.items(), *self.i.items()]
