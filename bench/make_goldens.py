@@ -182,18 +182,19 @@ def make_nextn(folder: Path) -> dict[str, np.ndarray]:
 
 
 def make_blocks(folder: Path) -> dict[str, np.ndarray]:
-    """Logits of all rows where blocks are chosen to attend to, and of the prompts where all are seen."""
+    """Logits where blocks are chosen to attend to, and of the prompts where all are seen."""
     found = {}
     for name, case in blocks.CASES.items():
-        path, batches = blocks.write(name, folder), blocks.batches(case)
-        for what, flash in (("chosen", True), ("all", False)):
+        batches = blocks.batches(case)
+        for what, flash in (("chosen", not case.means), ("all", False)):
+            path = blocks.write(name, folder, everything=what == "all")
             peer = Peer(path, len(case.lengths), blocks.n_ctx(case), n_ubatch=case.n_ubatch, unified=len(case.lengths) == 1,
                         flash=flash)
             logits = []
-            for rows in batches if flash else batches[:1]:
+            for rows in batches if what == "chosen" else batches[:1]:
                 peer.run(rows)
                 logits.append(peer.logits(len(rows)))
-            found[f"{name}/{what}"] = np.concatenate(logits)[blocks.picked(case, flash)]
+            found[f"{name}/{what}"] = np.concatenate(logits)[blocks.picked(case, what == "chosen")]
             peer.close()
     return found
 

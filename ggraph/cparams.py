@@ -51,8 +51,9 @@ class CParams:
     rope: Rope
 
     def chooses_blocks(self, hp: HParams, il: int) -> bool:
-        """Layer `il` may have to leave blocks out. Without flash attention it attends to all, as in llama.cpp."""
-        return hp.indexer is not None and il >= hp.indexer.first_layer and self.flash_attn and self.n_ctx_seq > hp.indexer.reach
+        """Layer `il` may have to leave blocks out. As in llama.cpp each head's own choice needs flash attention."""
+        x = hp.indexer
+        return x is not None and any(x.layers[il:il + 1]) and (self.flash_attn or x.means) and self.n_ctx_seq > x.reach
 
     @property
     def n_stream(self) -> int:

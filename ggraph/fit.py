@@ -97,7 +97,7 @@ def _threads(name: str, asked: int | None, default: int) -> int:
 def cell_bytes(hp: HParams, type_k: dtypes.DType, type_v: dtypes.DType, layers: Iterable[int]) -> int:
     """Bytes of K and V of one cell in all of these layers."""
     kept = [il for il in layers if hp.has_kv(il)]
-    indexed = sum(il >= hp.indexer.first_layer for il in kept) * type_k.row_bytes(hp.indexer.head) if hp.indexer else 0
+    indexed = sum(any(hp.indexer.layers[il:il + 1]) for il in kept) * type_k.row_bytes(hp.indexer.head) if hp.indexer else 0
     return indexed + sum(type_k.row_bytes(hp.n_embd_k_gqa(il)) + type_v.row_bytes(hp.n_embd_v_gqa(il)) for il in kept) or 1
 
 

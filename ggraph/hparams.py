@@ -65,14 +65,15 @@ class Ngrams:
 
 @dataclass(frozen=True)
 class Indexer:
-    """Layers from `first_layer` on attend to a few blocks of neighbouring positions: for each KV head and token those whose best
-    key, of a small cache of its own, matches a query best, and the last `n_local` ones, `n_blocks` in all."""
-    first_layer: int
-    n_head: int                                 # KV heads, each with a query of its own
+    """Layers that attend to the last tokens and to a few blocks of neighbouring positions, whose keys, of a small cache of its own,
+    match a query best. Each KV head chooses by the best key of a block, or with `means` all together by the mean of its keys."""
+    layers: tuple[bool, ...]
+    n_head: int                                 # queries: of KV heads, or whose matches are added up
     head: int                                   # elements of such a key or query
     block: int                                  # positions in a block
-    n_blocks: int
-    n_local: int
+    n_blocks: int                               # how many are chosen
+    n_local: int = 0                            # of them the last ones (with means: a block that is not complete is seen besides)
+    means: bool = False
 
     @property
     def reach(self) -> int:

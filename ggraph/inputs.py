@@ -229,16 +229,15 @@ class BlockCells(Input):
 
     def fill(self, step: Step) -> tuple[np.ndarray, ...]:
         kv, u, slots, x = self.memory.kv[self.group], step.ubatch, step.slots[self.group], self.indexer
-        store, n = kv.store, kv.count_blocks(u)
+        n = kv.count_blocks(u)
         cells = np.empty((u.n_tokens, n, x.block), np.int32)
         bias = np.zeros((u.n_tokens, n), np.float32)
         for seqs, rows in u.sets():
-            cells[rows], bias[rows] = self._by_block(store.line(seqs[0]), n)
+            cells[rows], bias[rows] = self._by_block(kv.store.line(seqs[0]), n)
         last = u.pos[0][:, None] // x.block - np.arange(x.n_local)
         row, local = np.nonzero(last >= 0)
         bias[row, last[row, local]] += np.float32(1e30)
-        blocks = np.stack([store.cells[s].pos[:store.n_kv(slots)] // x.block for s in slots.streams.tolist()])
-        return cells, bias, np.clip(blocks, 0, n - 1).astype(np.int32)     # of no or other sequences: masked
+        return cells, bias, kv.block_of_cells(slots, n)
 
     def _by_block(self, line: Line, n: int) -> tuple[np.ndarray, np.ndarray]:
         """Of one sequence: cells int32 [n, block], and 0 or -inf for each block."""
@@ -246,6 +245,43 @@ class BlockCells(Input):
         cells.reshape(-1)[line.pos] = line.cells
         some = cells.max(1, keepdims=True)
         return np.maximum(np.where(cells < 0, some, cells), 0), np.where(some[:, 0] < 0, -np.inf, 0).astype(np.float32)
+
+
+class BlockMeans(Input):
+    """What a layer needs that chooses blocks of positions by the means of their keys, in ubatches of sequences in step.
+
+    `blk_rows` I32 [block * n_blocks * n_seqs]: for each sequence the cache rows of its cells by position; `blk_pos` I32
+    [4 * n_blocks * n_seqs]: where each block begins, axis after axis. F32 [n_blocks, n_seq_tokens, n_seqs]: `blk_bias` is 0 where
+    a token may choose a block, which is complete and before its own, and -inf elsewhere; `blk_seen` is 0 where it sees a block
+    anyway. `cell_blk` I32 [n_kv, n_stream]: the block of each cell.
+    """
+
+    def __init__(self, memory: LayerMemory, group: int, block: int, n_blocks: int, n_kv: int, n_seq_tokens: int, n_seqs: int,
+                 n_stream: int):
+        self.memory, self.group, self.block = memory, group, block
+        shape = (n_blocks, n_seq_tokens, n_seqs)
+        self.tensors = (leaf(I32, (block * n_blocks * n_seqs,), f"blk_rows_{group}"),
+                        leaf(I32, (4 * n_blocks * n_seqs,), f"blk_pos_{group}"), leaf(F32, shape, f"blk_bias_{group}"),
+                        leaf(F32, shape, f"blk_seen_{group}"), leaf(I32, (n_kv, n_stream), f"cell_blk_{group}"))
+
+    @classmethod
+    def key(cls, step: Step) -> Hashable:
+        return None
+
+    def fill(self, step: Step) -> tuple[np.ndarray, ...]:
+        kv, u, size = self.memory.kv[self.group], step.ubatch, self.block
+        n, starts = kv.count_blocks(u), u.pos[0].reshape(u.n_seqs, -1)
+        rows = np.zeros((u.n_seqs, n * size), np.int32)
+        held = np.zeros((u.n_seqs, n * size), bool)
+        for i, seqs in enumerate(u.seq_ids[::u.n_seq_tokens]):
+            line = kv.store.line(seqs[0])
+            rows[i, line.pos], held[i, line.pos] = line.cells + kv.store.stream(seqs[0]) * kv.store.size, True
+        complete, some = (f(held.reshape(u.n_seqs, n, size), -1)[:, None] for f in (np.all, np.any))
+        before = np.arange(n) < ((starts + 1) // size)[..., None]
+        may = complete & before
+        bias, seen = (np.where(x, 0, -np.inf).astype(np.float32) for x in (may, some & ~may))
+        pos = np.broadcast_to(np.arange(n, dtype=np.int32) * size, (4, u.n_seqs, n))
+        return rows, pos, bias, seen, kv.block_of_cells(step.slots[self.group], n)
 
 
 class StateRows(Input):

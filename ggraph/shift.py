@@ -18,7 +18,7 @@ def shift_graph(b: Builder, group: KVCache) -> tuple[Graph, Tensor]:
     for il, cache in group.k.items():
         if b.hp.has_rope(il):
             b.g.expand(ops.cpy(_rotated(b, cache, b.hp.n_head_kv[il], il, shift, group.rot_k), cache))
-    for il, cache in group.i.items():
+    for il, cache in group.i.items():                   # those that are averaged stay as they were before rotation
         b.g.expand(ops.cpy(_rotated(b, cache, 1, il, shift, 0), cache))
     return b.g, shift
 

@@ -82,6 +82,14 @@ class Group:
             else:
                 self.alias(name, None)
 
+    def indexer(self) -> None:
+        """indexer.q_proj, k_proj and the norms of both: what blocks of tokens are chosen by."""
+        hp, x = self._table.hp, self._table.hp.indexer
+        assert x is not None
+        self("indexer.q_proj", hp.n_embd, x.head * x.n_head)
+        self("indexer.k_proj", hp.n_embd, x.head)
+        self.norm("indexer.q_norm", "indexer.k_norm", n=x.head)
+
     def mla(self, il: int) -> None:
         """Latent attention: attn_q_a and _b (or attn_q), attn_kv_a_mqa, attn_k_b and attn_v_b (or attn_kv_b), attn_output."""
         hp = self._table.hp

@@ -8,7 +8,7 @@ from ggraph.build import Builder
 from ggraph.errors import ModelError
 from ggraph.hparams import HParams, Indexer
 from ggraph.ops import NEOX
-from ggraph.weights import Group, Weights
+from ggraph.weights import Weights
 
 
 def hparams(kv: Mapping[str, Any]) -> HParams:
@@ -17,7 +17,8 @@ def hparams(kv: Mapping[str, Any]) -> HParams:
                                          ("head_count", "key_length", "block_size", "top_k", "local_blocks"))
     if min(n_head, head, block, top_k) < 1 or local < 0:
         raise ModelError(f"{hp.arch}.attention.indexer: {n_head} heads of {head} elements cannot choose {top_k} blocks of {block}")
-    return hp.replace(indexer=Indexer(hp.n_layer_dense_lead, n_head, head, block, top_k, local))
+    layers = tuple(il >= hp.n_layer_dense_lead for il in range(hp.n_layer))
+    return hp.replace(indexer=Indexer(layers, n_head, head, block, top_k, local))
 
 
 def weights(t: Weights) -> None:
@@ -33,14 +34,7 @@ def weights(t: Weights) -> None:
         else:
             w.experts(il, probs_bias=True)
             w.ffn(il, n_ff=hp.n_ff_exp[il] * hp.n_expert_shared, suffix="_shexp")
-            indexer_weights(hp, w)
-
-
-def indexer_weights(hp: HParams, w: Group) -> None:
-    assert hp.indexer is not None
-    w("indexer.q_proj", hp.n_embd, hp.indexer.head * hp.indexer.n_head)
-    w("indexer.k_proj", hp.n_embd, hp.indexer.head)
-    w.norm("indexer.q_norm", "indexer.k_norm", n=hp.indexer.head)
+            w.indexer()
 
 
 def graph(b: Builder) -> None:

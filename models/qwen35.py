@@ -85,7 +85,8 @@ def gated_attention(b: Builder, w: Group, x: Tensor, il: int) -> Tensor:
     both, k, v = b.qkv(w, x, il, head_q=2 * n)
     q, gate = split(both, (n, n))
     q, k = b.qk_norm(w, q, k, il)
-    y = b.cb(b.attn(None, b.rope(q, il), b.rope(k, il), v, il), "attn_pregate", il)
+    y = b.attn(None, b.rope(q, il), b.rope(k, il), v, il, seen=b.choose_blocks(w, x, il))
+    y = b.cb(y, "attn_pregate", il)
     gate = b.cb(ops.sigmoid(ops.cont(gate, (n * hp.n_head[il], b.n_tokens))), "gate_sigmoid", il)
     return b.linear(w.attn_output, b.cb(ops.mul(y, gate), "attn_gated", il), "attn_output", il)
 

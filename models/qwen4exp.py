@@ -7,7 +7,7 @@ from typing import Any
 from ggraph import ops
 from ggraph.build import Builder
 from ggraph.errors import ModelError
-from ggraph.hparams import HParams, Keys, Ngrams
+from ggraph.hparams import HParams, Indexer, Keys, Ngrams
 from ggraph.tensor import F32, Tensor
 from ggraph.weights import Group, Param, Weights
 
@@ -20,6 +20,7 @@ def hparams(kv: Mapping[str, Any]) -> HParams:
     hp = hp.recurrent(hp.recurrent_pattern(4))
     if hc(hp) < 2:
         raise ModelError(f"{hp.arch}.hyper_connection.count is {hc(hp)}; it must be at least 2")
+    hp = hp.replace(indexer=indexer(hp))
     layers = hp.keys("ple.layers", ())
     if not len(layers):
         return hp
@@ -27,6 +28,18 @@ def hparams(kv: Mapping[str, Any]) -> HParams:
         raise ModelError(f"{hp.arch}.ple.layers is {list(layers)}; it must name one layer with a delta net")
     history = (int(hp.keys.number("ple.conv_kernel")) - 1) * len((found := ngrams(hp.keys)).factors)
     return hp.replace(ngrams=found, ngram_layer=int(layers[0]), n_embd_p=history * hc(hp) * hp.n_embd)
+
+
+def indexer(hp: HParams) -> Indexer:
+    """Layers of attention with a ratio see `top_k` tokens in blocks of as many as the ratio says (QSA)."""
+    ratios = [0 if hp.is_recurrent(il) else ratio for il, ratio in
+              enumerate(hp.keys.per_layer("attention.compress_ratios", hp.n_layer, 0))]
+    n_head, head, top_k = (int(hp.keys.number(f"attention.indexer.{name}")) for name in ("head_count", "key_length", "top_k"))
+    block = max(ratios)
+    if set(ratios) - {0, block} or min(n_head, head, top_k) < 1 or min(ratios) < 0 or top_k < block:
+        raise ModelError(f"{hp.arch}.attention: {top_k} tokens cannot be chosen in blocks of {ratios}; all layers must have blocks "
+                         "of one size, at most so large")
+    return Indexer(tuple(r > 0 for r in ratios), n_head, head, max(block, 1), top_k // max(block, 1), means=True)
 
 
 def ngrams(keys: Keys) -> Ngrams:
@@ -63,7 +76,7 @@ def weights(t: Weights) -> None:
         else:
             gated_attention_weights(hp, w, il, bias=False)
             w.unused("attn_q.bias", "attn_k.bias", "attn_v.bias")
-            w.unused(*(f"indexer.{name}.weight" for name in ("q_proj", "k_proj", "q_norm", "k_norm")))
+            w.indexer()
         if il == hp.ngram_layer:
             ngram_weights(t, w)
         expert_weights(hp, w, il)
@@ -149,16 +162,7 @@ def dilated_conv(b: Builder, x: Tensor, p: Param, il: int) -> Tensor:
     return total
 
 
-def check_blocks(b: Builder) -> None:
-    """Up to `top_k` tokens the choice of blocks leaves none out, and attention is what it is elsewhere."""
-    ratios, top_k = b.hp.keys.per_layer("attention.compress_ratios", b.hp.n_layer, 0), b.hp.keys("attention.indexer.top_k", 0)
-    if any(ratios) and b.cp.n_ctx_seq > int(top_k):
-        raise ModelError(f"{b.hp.arch} chooses blocks to attend to beyond {top_k} tokens, which is not supported: "
-                         f"give an n_ctx of at most {top_k} for each sequence")
-
-
 def graph(b: Builder) -> None:
-    check_blocks(b)
     hp, n_hc = b.hp, hc(b.hp)
     x = b.inp_embd()
     embd = b.ngram_embd(b.w.per_layer_token_embd) if hp.ngrams else None

@@ -48,9 +48,8 @@ What llama.cpp knows besides (as of its Python package 0.3.36). Opening such a f
 is missing.
 
 {unsupported}
-In qwen4exp the choice of blocks to attend to (QSA) is not built: contexts that could need it are refused. Next-token prediction
-runs with one block behind the layers (bailingmoe3, cohere2moe, deepseek2, glm4moe, hy_v3, mimo2, nemotron_h_moe, qwen35, qwen35moe,
-qwen3next); files with several run without.
+Next-token prediction runs with one block behind the layers (bailingmoe3, cohere2moe, deepseek2, glm4moe, hy_v3, mimo2,
+nemotron_h_moe, qwen35, qwen35moe, qwen3next); files with several run without.
 """
 Case = tuple[str, str, float]           # architecture, weight type, error
 
@@ -82,8 +81,9 @@ def shape_cases(folder: Path) -> Iterator[Case]:
 
 def block_cases(folder: Path) -> Iterator[Case]:
     """Where blocks are chosen to attend to."""
-    for name in blocks.CASES if asked("minimax-m3") else ():
-        yield "minimax-m3", "F32", arch.nmse(chosen.logits(name, folder), chosen.GOLDEN[f"{name}/chosen"])
+    for name, case in blocks.CASES.items():
+        if asked(of := blocks.case_spec(case)["arch"]):
+            yield of, "F32", arch.nmse(chosen.logits(name, folder), chosen.GOLDEN[f"{name}/chosen"])
 
 
 def encoder_cases(folder: Path) -> Iterator[Case]:

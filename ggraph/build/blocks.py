@@ -1,13 +1,14 @@
-"""Attention to chosen blocks (MSA): for each token and KV head the few blocks of positions whose best key matches best.
+"""Attention to chosen blocks: for each token the few blocks of positions whose best key (MSA) or mean of keys (QSA) matches best.
 
-In: normed hidden states. Out: what each KV head sees, in place of the mask that all share. Keys and queries of the choice are of
-their own, smaller than K and Q; the keys stay in a cache beside K.
+In: normed hidden states. Out: what each KV head sees (MSA), or all of them (QSA), in place of the mask. Keys and queries of the
+choice are of their own, smaller than K and Q; the keys stay in a cache beside K.
 """
 from __future__ import annotations
 
 from .. import inputs, ops
 from ..errors import ModelError
 from ..hparams import Indexer
+from ..memory.cache import KVCache
 from ..tensor import F32, Tensor
 from ..weights import Group
 from .attention import Attention
@@ -16,30 +17,60 @@ from .core import as_f32
 
 class ChosenBlocks(Attention):
     def choose_blocks(self, w: Group, x: Tensor, il: int) -> Tensor | None:
-        """The mask F32 [n_kv, n_tokens_stream, n_head_kv, n_stream] of layer `il` for normed x, or None where all is seen; with the
-        weights `indexer.{q,k}_proj` and `indexer.{q,k}_norm`."""
+        """The mask F32 [n_kv, n_tokens_stream, n_head_kv or 1, n_stream] of layer `il` for normed x, with the weights of
+        `Group.indexer`; None where all is seen."""
         indexer = self.hp.indexer
         if indexer is None or not self.cp.chooses_blocks(self.hp, il):
             return None
+        kv = self._kv(il)
+        k = ops.reshape(self.mm(w.indexer_k_proj, x), (indexer.head, 1, self.n_tokens))
+        q = ops.reshape(self.mm(w.indexer_q_proj, x), (indexer.head, indexer.n_head, self.n_tokens))
+        q = self.rope(self.norm(q, w.indexer_q_norm, "indexer_q", il), il)
+        if not indexer.means:
+            k = self.rope(self.norm(k, w.indexer_k_norm, "indexer_k", il), il)
+        idx, = self.input(inputs.CellIds, self.memory, kv.index, self.n_tokens)
+        self.g.expand(kv.cpy_i(self.cb(k, "indexer_k", il), idx, il))
+        blocks, cell_block = (self._by_means if indexer.means else self._by_best)(w, q, indexer, kv, il)
+        return self.cb(ops.add(self._of_cells(blocks, cell_block), self._mask(kv)), "msa_mask", il)
+
+    # both: 0 for blocks that are seen, else -inf [n_blocks, n_head_kv or 1, n_tokens_stream, n_stream]; the block of each cell
+
+    def _by_best(self, w: Group, q: Tensor, indexer: Indexer, kv: KVCache, il: int) -> tuple[Tensor, Tensor]:
         if indexer.n_head != self.hp.n_head_kv[il]:
             raise ModelError(f"{self.hp.arch}.attention.indexer.head_count is {indexer.n_head}; blocks are chosen for each of "
                              f"{self.hp.n_head_kv[il]} KV heads")
-        q, k = (self._small_heads(w, x, name, n, indexer.head, il) for name, n in (("q", indexer.n_head), ("k", 1)))
-        kv = self._kv(il)
-        idx, = self.input(inputs.CellIds, self.memory, kv.index, self.n_tokens)
-        self.g.expand(kv.cpy_i(k, idx, il))
-        mask = self._mask(kv)
         by_cell, bias, cell_block = self.input(inputs.BlockCells, self.memory, kv.index, indexer, kv.n_blocks, kv.n_kv,
                                                self.n_tokens_stream, self.n_stream)
-        scores = ops.add(self._scores(q, kv.get_i(il, self.n_stream)), ops.permute(mask, (0, 2, 1, 3)))
+        scores = ops.add(self._scores(q, kv.get_i(il, self.n_stream)), ops.permute(self._mask(kv), (0, 2, 1, 3)))
         best = self.cb(self._best_of_blocks(scores, by_cell, indexer), "msa_bs", il)
         chosen = self.cb(ops.top_k(ops.add(best, bias), min(indexer.n_blocks, int(kv.n_blocks))), "msa_top_k", il)
-        return self.cb(ops.add(self._of_cells(self._only(best, chosen), cell_block), mask), "msa_mask", il)
+        return self._seen(ops.fill(best, float("-inf")), chosen), cell_block
 
-    def _small_heads(self, w: Group, x: Tensor, name: str, n_head: int, head: int, il: int) -> Tensor:
-        """[head, n_head, n_tokens], normed and rotated"""
-        y = ops.reshape(self.mm(getattr(w, f"indexer_{name}_proj"), x), (head, n_head, self.n_tokens))
-        return self.rope(self.norm(y, getattr(w, f"indexer_{name}_norm"), f"indexer_{name}", il), il)
+    def _by_means(self, w: Group, q: Tensor, indexer: Indexer, kv: KVCache, il: int) -> tuple[Tensor, Tensor]:
+        n, n_seqs, n_blocks = self.dims.n_seq_tokens, self.dims.n_seqs, kv.n_blocks
+        rows, pos, bias, seen, cell_block = self.input(inputs.BlockMeans, self.memory, kv.index, indexer.block, n_blocks,
+                                                       kv.n_kv, n, n_seqs, self.n_stream)
+        keys = ops.get_rows(kv.all_i(il), rows)
+        keys = self.norm(self._means(keys, indexer.block), w.indexer_k_norm, "indexer_k_pooled", il)
+        keys = self.rope(ops.reshape(keys, (indexer.head, 1, n_blocks * n_seqs)), il, pos=pos)
+        scores = ops.relu(ops.mul_mat(ops.reshape(keys, (indexer.head, n_blocks, n_seqs)),
+                                      ops.reshape(q, (indexer.head, indexer.n_head * n, n_seqs))))
+        by_head = ops.cont(ops.permute(ops.reshape(scores, (n_blocks, indexer.n_head, n, n_seqs)), (1, 0, 2, 3)))
+        score = self.cb(ops.reshape(ops.sum_rows(by_head), (n_blocks, n, n_seqs)), "indexer_score", il)
+        chosen = self.cb(ops.top_k(ops.add(score, bias), min(indexer.n_blocks, int(n_blocks))), "indexer_top_k", il)
+        shape = (1, self.n_tokens_stream, self.n_stream)
+        return self._seen(ops.reshape(ops.cont(seen), (n_blocks, *shape)), ops.reshape(chosen, (chosen.ne[0], *shape))), cell_block
+
+    @staticmethod
+    def _means(keys: Tensor, size: int) -> Tensor:
+        """[head, n] -> the means of each `size` neighbours [head, n / size]"""
+        head, n = keys.ne[0], keys.ne[1] // size
+        total = None
+        for i in range(size):
+            part = ops.view(keys, (head, n), (size * keys.nb[1],), i * keys.nb[1])
+            total = ops.cont(part) if total is None else ops.add(total, part)
+        assert total is not None
+        return ops.scale(total, 1.0 / size)
 
     def _scores(self, q: Tensor, k: Tensor) -> Tensor:
         """q [head, n_head, n_tokens] times k [head, 1, n_kv, n_stream], in F32: [n_kv, n_head, n_tokens_stream, n_stream]"""
@@ -56,13 +87,13 @@ class ChosenBlocks(Attention):
         return ops.pool_1d(ops.cont(ops.permute(by_pos, (1, 0, 2, 3))), indexer.block)
 
     @staticmethod
-    def _only(best: Tensor, chosen: Tensor) -> Tensor:
-        """0 for chosen blocks and -inf for others, in the shape of `best`."""
-        n, n_head, n_tokens, n_stream = best.ne
+    def _seen(blocks: Tensor, chosen: Tensor) -> Tensor:
+        """`blocks`, 0 or -inf each, with 0 for the chosen ones too; it is written to."""
+        n, n_head, n_tokens, n_stream = blocks.ne
         flat = n_tokens * n_stream
-        nothing = ops.reshape(ops.fill(best, float("-inf")), (1, n, n_head, flat))
         zeros = ops.fill(ops.reshape(ops.cast(chosen, F32), (1, chosen.ne[0], n_head, flat)), 0.0)
-        return ops.reshape(ops.set_rows(nothing, zeros, ops.reshape(chosen, (chosen.ne[0], n_head, flat))), best.ne)
+        ids = ops.reshape(chosen, (chosen.ne[0], n_head, flat))
+        return ops.reshape(ops.set_rows(ops.reshape(blocks, (1, n, n_head, flat)), zeros, ids), blocks.ne)
 
     @staticmethod
     def _of_cells(blocks: Tensor, cell_block: Tensor) -> Tensor:

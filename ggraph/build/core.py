@@ -175,8 +175,8 @@ class Core:
 
     # --- positions
 
-    def rope(self, x: Tensor, il: int, *, shift: Tensor | None = None, offset: int = 0) -> Tensor:
-        """Rotate Q or K [head, n_head, n_tokens] by `inp_pos`, or leave it in layers without positions (`has_rope`).
+    def rope(self, x: Tensor, il: int, *, shift: Tensor | None = None, offset: int = 0, pos: Tensor | None = None) -> Tensor:
+        """Rotate Q or K [head, n_head, n_tokens] by `inp_pos`, or by `pos`; or leave it in layers without positions (`has_rope`).
 
         `shift` I32 [n_tokens]: rotate what is rotated already by so many positions more, without YaRN's factor again.
         `offset`: the first element of a head that is rotated.
@@ -188,7 +188,8 @@ class Core:
         r = self._rope_swa() if hp.is_swa(il) else self.cp.rope
         if shift is not None:
             r = replace(r, attn_factor=1.0 / (1.0 - 0.1 * math.log(r.freq_scale)) if r.ext_factor else 1.0)
-        y = ops.rope(x, self.inp_pos() if shift is None else shift, self._rope_factors(self.w.blk[il]),
+        pos = self.inp_pos() if pos is None else pos
+        y = ops.rope(x, pos if shift is None else shift, self._rope_factors(self.w.blk[il]),
                      n_dims=(hp.is_swa(il) and hp.n_rot_swa) or hp.n_rot, mode=hp.rope_mode, freq_base=r.freq_base,
                      freq_scale=r.freq_scale, ext_factor=r.ext_factor, attn_factor=r.attn_factor, beta_fast=r.beta_fast,
                      beta_slow=r.beta_slow, n_ctx_orig=r.n_ctx_orig, sections=hp.rope_sections, offset=offset)

@@ -21,7 +21,7 @@ from ..hparams import HParams
 from ..size import Size
 from ..tensor import F32, Tensor, leaf
 from . import Step
-from .kv import KVStore
+from .kv import KVStore, Slots
 from .recurrent import RecurrentStore
 
 
@@ -121,6 +121,13 @@ class KVCache(Group):
                         "can choose blocks of; give a larger n_ctx")
         return max(n, self.hp.indexer.n_blocks)
 
+    def block_of_cells(self, slots: Slots, n: int) -> np.ndarray:
+        """int32 [n_stream_used, n_kv]: the block of each cell, one of the n; any of a cell that is free or of another sequence."""
+        assert self.hp.indexer is not None
+        pos = np.stack([self.store.cells[s].pos[:self.store.n_kv(slots)] for s in slots.streams.tolist()])
+        blocks: np.ndarray = np.clip(pos // self.hp.indexer.block, 0, n - 1).astype(np.int32)
+        return blocks
+
     # --- in a graph
 
     def cpy_k(self, k: Tensor, idx: Tensor, il: int) -> Tensor:
@@ -147,6 +154,11 @@ class KVCache(Group):
     def get_i(self, il: int, n_stream: int) -> Tensor:
         """The keys that blocks are chosen by: a view [indexer.head, 1, n_kv, n_stream]."""
         return self._read(self.i[il], 1, n_stream)
+
+    def all_i(self, il: int) -> Tensor:
+        """The same of all cells and streams, in rows as `CellIds` numbers them."""
+        n, size, n_stream, _ = self.i[il].ne
+        return ops.reshape(self.i[il], (n, size * n_stream))
 
     def _read(self, cache: Tensor, n_head: int, n_stream: int) -> Tensor:
         head = cache.ne[0] // n_head

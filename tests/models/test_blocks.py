@@ -1,4 +1,4 @@
-"""Models that choose blocks to attend to: against llama.cpp, and whatever else is in the cache; or where that is refused."""
+"""Models that choose blocks to attend to: against llama.cpp, and whatever else is in the cache."""
 from __future__ import annotations
 
 from pathlib import Path
@@ -53,15 +53,16 @@ def ids(seq: int, n: int) -> Rows:
     return [(t, i, seq) for i, t in enumerate(spec.tokens()[40 * seq:40 * seq + n])]
 
 
-def test_sequences_that_part_and_come_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["blocks_of_4", "means_of_4"])
+def test_sequences_that_part_and_come_back(name: str, tmp_path: Path) -> None:
     """Whatever was removed, shared, saved and loaded: the next tokens are those of a fresh context."""
-    with ggraph.Model(blocks.write("blocks_of_4", tmp_path)) as model:
+    with ggraph.Model(blocks.write(name, tmp_path)) as model:
         with ggraph.Context(model, **OPTIONS) as ctx:
             want = feed(ctx, ids(0, 30))
-        with ggraph.Context(model, **OPTIONS, n_seq_max=3) as ctx:
+        with ggraph.Context(model, **OPTIONS, n_seq_max=3, n_rollback=4) as ctx:
             feed(ctx, ids(1, 20))
             feed(ctx, [*ids(0, 17), *((t, 20 + i, 1) for i, (t, _, _) in enumerate(ids(0, 9)))])
-            feed(ctx, [(7, 17 + i, 0) for i in range(9)])                       # other tokens, which are taken back
+            feed(ctx, [(7, 17 + i, 0) for i in range(4)])                       # other tokens, which are taken back
             assert ctx.memory.seq_rm(0, 17, -1) and ctx.memory.seq_cp(0, 2)
             saved = ctx.state_get(2)
             ctx.memory.seq_rm(2)
@@ -105,10 +106,11 @@ def test_a_choice_needs_a_query_for_each_kv_head(tmp_path: Path) -> None:
         ggraph.Context(model, **OPTIONS, flash_attn="off").close()
 
 
-def test_what_could_leave_blocks_out_is_refused(tmp_path: Path) -> None:
-    """In the other architecture that chooses."""
-    overrides = {"qwen4exp.attention.indexer.top_k": 256, "qwen4exp.attention.compress_ratios": 4}
-    with ggraph.Model(spec.write(spec.specs()["qwen4exp-moe"], tmp_path / "m.gguf"), kv_overrides=overrides) as model:
-        with pytest.raises(ModelError, match="chooses blocks to attend to beyond 256 tokens.*n_ctx of at most 256"):
-            ggraph.Context(model, n_ctx=512)
-        ggraph.Context(model, n_ctx=256).close()
+@pytest.mark.parametrize(("ratios", "top_k", "said"), [([2, 4], 8, "cannot be chosen in blocks of .2, 4.; all layers"),
+                                                       ([0, 9], 8, "8 tokens cannot be chosen in blocks of .0, 9.")])
+def test_blocks_of_means_have_one_size(ratios: list[int], top_k: int, said: str, tmp_path: Path) -> None:
+    path = spec.write(spec.specs()["qwen4exp-moe"], tmp_path / "m.gguf")
+    overrides = {"qwen4exp.attention.compress_ratios": ratios, "qwen4exp.attention.indexer.top_k": top_k,
+                 "qwen4exp.attention.recurrent_layers": [0, 0]}
+    with pytest.raises(ModelError, match=said):
+        ggraph.Model(path, kv_overrides=overrides)
