@@ -192,6 +192,29 @@ class UbatchMask(Input):
         return (np.where(seen, -np.abs(held - pos) if self.alibi else 0, -np.inf).astype(np.float32),)
 
 
+class Distances(Input):
+    """`pos_bucket` I32 [n_tokens * n_tokens]: in which of T5's buckets the distance of two tokens is, of the one seen in turn.
+
+    Half of the buckets are for tokens that follow. Of each half the first half is for one distance each; the others grow until 128.
+    """
+
+    def __init__(self, n_tokens: int, n_buckets: int):
+        self.n_buckets = n_buckets
+        self.tensors = (leaf(I32, (n_tokens * n_tokens,), "pos_bucket"),)
+
+    @classmethod
+    def key(cls, step: Step) -> Hashable:
+        return None
+
+    def fill(self, step: Step) -> tuple[np.ndarray, ...]:
+        pos, n = step.ubatch.pos[0], self.n_buckets // 2
+        distance, exact = pos[None, :] - pos[:, None], n // 2
+        far = np.maximum(np.abs(distance), 1).astype(np.float32)
+        wide = exact + np.log(far / np.float32(exact)) * np.float32(n - exact) / np.float32(np.log(128 / exact))
+        bucket = np.where(np.abs(distance) < exact, np.abs(distance), np.minimum(np.floor(wide), n - 1))
+        return ((bucket + n * (distance > 0)).astype(np.int32),)
+
+
 class KVCells(Input):
     """`kv_cells_0` I32 [n_cells] and `kv_spans_0` I32 [n_tokens, 4]: the mask as lists of cells in position order."""
 

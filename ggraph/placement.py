@@ -15,7 +15,7 @@ from .backend import Backend, Device, OutOfMemory, Progress, open_backend
 from .errors import BackendError, PlacementError, expect
 from .tensor import Tensor
 
-LAYER = re.compile(r"blk\.(\d+)\.")
+LAYER = re.compile(r"(?:enc\.)?blk\.(\d+)\.")
 DEVICE = "cuda"                                      # the backend with memory of its own
 MARGIN = 256 << 20                                   # bytes of a device that stay free for what the driver needs
 

@@ -27,7 +27,8 @@ def spec(arch: str, tensors: Shapes, layer: Shapes | list[Shapes], **keys: Any) 
     kv += [["tokenizer.ggml.model", "STRING", "test"], ["tokenizer.ggml.token_type_count", "UINT32", 2],
            ["tokenizer.ggml.tokens", "ARRAY:STRING", [f"tok_{i}" for i in range(N_VOCAB)]],
            ["tokenizer.ggml.scores", "ARRAY:FLOAT32", [0.0] * N_VOCAB]]
-    every = {f"blk.{il}.{name}": shape for il, shapes in enumerate(layers) for name, shape in shapes.items()}
+    prefix = "enc." if arch == "t5encoder" else ""
+    every = {f"{prefix}blk.{il}.{name}": shape for il, shapes in enumerate(layers) for name, shape in shapes.items()}
     return {"arch": arch, "kv": kv, "tensors": [[name, shape, "F32"] for name, shape in (tensors | every).items()]}
 
 
@@ -64,6 +65,15 @@ JINA = qkv(bias=True) | OUT | POST
 MODERN = vectors("attn_norm", "ffn_norm") | FUSED | PLAIN_OUT | ffn(up=2 * N_FF)
 
 
+T5 = TOKENS | vectors("enc.output_norm")
+
+
+def t5_layer(head: int, gate: bool = False) -> Shapes:
+    n = N_HEAD * head
+    return (vectors("attn_norm", "ffn_norm") | matrix("attn_q", N_EMBD, n) | matrix("attn_k", N_EMBD, n)
+            | matrix("attn_v", N_EMBD, n) | matrix("attn_o", n, N_EMBD) | ffn(gate=gate))
+
+
 def _first_without_norm(shapes: Shapes, n: int) -> list[Shapes]:
     return [{k: v for k, v in shapes.items() if k != "attn_norm.weight"}] + [shapes] * (n - 1)
 
@@ -92,6 +102,10 @@ SPECS: dict[str, Spec] = {
     "llama-embed": spec("llama-embed", TOKENS | vectors("output_norm"), PRE | qkv(n_kv=2 * HEAD) | ffn(gate=True),
                         **RMS | {"attention.head_count_kv": 2}),
     "neo-bert": spec("neo-bert", TOKENS | vectors("enc.output_norm") | CLASSIFIER, PRE | FUSED | ffn(up=2 * N_FF), **RMS),
+    "t5encoder": spec("t5encoder", T5, [t5_layer(HEAD, gate=True) | matrix("attn_rel_b", N_HEAD, 32), t5_layer(HEAD, gate=True)],
+                      attention__relative_buckets_count=32, **RMS),
+    "t5encoder-b": spec("t5encoder", T5, [t5_layer(24) | matrix("attn_rel_b", N_HEAD, 8)] * 2,
+                        attention__relative_buckets_count=8, attention__key_length=24, attention__value_length=24, **RMS),
     "gemma-embedding": spec("gemma-embedding", TOKENS | vectors("output_norm") | matrix("dense_2", N_EMBD, 80)
                             | matrix("dense_3", 80, N_EMBD), [GEMMA] * 7, attention__sliding_window=4, dense_2_feat_in=N_EMBD,
                             dense_2_feat_out=80, dense_3_feat_in=80, dense_3_feat_out=N_EMBD,

@@ -91,7 +91,7 @@ class Attention(Core):
             x = self._attend_cache(q, k, v, il, scale, sink, seen)
         else:
             assert k is not None
-            x = self._attend_ubatch(q, k, v, il, scale, sink)
+            x = self._attend_ubatch(q, k, v, il, scale, sink, seen)
         if v_b is not None:
             x = self.cb(self.mm(v_b, x), "kqv_mla", il)
         x = ops.permute(x, (0, 2, 1, 3))                                      # [head_v, n_head, n_tokens_stream, n_stream]
@@ -138,14 +138,28 @@ class Attention(Core):
         if v is not None:
             self.g.expand(kv.cpy_v(v, idx, il))
 
-    def _attend_ubatch(self, q: Tensor, k: Tensor, v: Tensor | None, il: int, scale: float, sinks: Tensor | None) -> Tensor:
-        hp = self.hp
+    def _attend_ubatch(self, q: Tensor, k: Tensor, v: Tensor | None, il: int, scale: float, sinks: Tensor | None,
+                       seen: Tensor | None) -> Tensor:
         assert v is not None, "V as a part of K is read from the cache"
-        window = Window(hp.n_swa, hp.swa_type) if hp.is_swa(il) else Window()
-        mask, = self.input(inputs.UbatchMask, self.n_tokens, window, self.cp.causal, hp.f_max_alibi_bias > 0)
+        mask = self._ubatch_mask(il) if seen is None else seen
         q, k, v = (ops.permute(x, (0, 2, 1, 3)) for x in (q, k, v))           # [head, n_tokens, n_head]
-        form = self._flash if self.cp.flash_attn else self._attn_mha
+        form = self._flash if self.cp.flash_attn and seen is None else self._attn_mha
         return form(q, k, v, mask, il, scale, sinks)
+
+    def _ubatch_mask(self, il: int) -> Tensor:
+        """F32 [n_tokens, n_tokens]"""
+        hp = self.hp
+        window = Window(hp.n_swa, hp.swa_type) if hp.is_swa(il) else Window()
+        return self.input(inputs.UbatchMask, self.n_tokens, window, self.cp.causal, hp.f_max_alibi_bias > 0)[0]
+
+    def distances(self, p: Param) -> Tensor:
+        """T5's mask of each head [n_tokens, n_tokens, n_head] in a model without a cache: what p [n_head, n_buckets] says of the
+        distance of two tokens."""
+        n_head, n_buckets = p.weight.ne[:2]
+        buckets, = self.input(inputs.Distances, self.n_tokens, int(n_buckets))
+        bias = ops.reshape(ops.get_rows(p.weight, buckets), (n_head, self.n_tokens, self.n_tokens))
+        bias = self.cb(ops.cont(ops.permute(bias, (2, 0, 1, 3))), "pos_bias")
+        return ops.add(bias, self._ubatch_mask(0))
 
     @property
     def n_stream(self) -> int:

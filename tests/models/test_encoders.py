@@ -1,6 +1,7 @@
 """Encoders against llama.cpp: embeddings of tiny random models in every pooling, and of a real BERT."""
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,10 @@ import pytest
 
 import ggraph
 from ggraph import env
+from ggraph.batch import Ubatch
 from ggraph.errors import BatchError, Error
+from ggraph.inputs import Distances
+from ggraph.memory import Step
 from tests import encoders, spec
 from tests.test_architectures import nmse
 
@@ -43,6 +47,22 @@ def test_vectors_do_not_depend_on_company(tmp_path: Path) -> None:
     both = embed(path, "mean", rows, len(encoders.LENGTHS))
     second = [(token, pos, 0) for token, pos, seq in rows if seq == 1]
     np.testing.assert_allclose(embed(path, "mean", second, 1)[0], both[1], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("n_buckets", [8, 32, 64])
+def test_buckets_of_distances(n_buckets: int) -> None:
+    """Exact to a quarter of the buckets, then growing; from 128 on all are one; a half for what follows."""
+    pos = np.array([0, 1, 2, 7, 8, 15, 16, 40, 90, 127, 128, 200], np.int32)
+    n = len(pos)
+    ubatch = Ubatch(pos, None, pos[None], np.zeros(n, np.int32), ((0,),) * n, np.ones(n, bool), pos, 1, n)
+    bucket = Distances(n, n_buckets).fill(Step(ubatch, ()))[0]
+
+    def expected(distance: int) -> int:
+        half, n = n_buckets // 2, abs(distance)
+        exact = half // 2
+        grown = n if n < exact else min(half - 1, math.floor(exact + math.log(n / exact) / math.log(128 / exact) * (half - exact)))
+        return grown + half * (distance > 0)
+    assert bucket.tolist() == [[expected(int(seen - by)) for seen in pos] for by in pos]
 
 
 def test_positions_beyond_the_table_are_refused(tmp_path: Path) -> None:
