@@ -27,7 +27,7 @@ from tests.models import test_encoders as enc  # noqa: E402
 
 HEAD = """# Architectures
 
-Written by `python scripts/models_doc.py`, which runs every case below again and takes a minute or two; do not edit. Each row is one
+Written by `python scripts/models_doc.py`, which runs every case below again in a few minutes; do not edit. Each row is one
 `general.architecture` of a GGUF file. All were compared with llama.cpp's answers for tiny random models (tests/golden/models; how
 they were made stands in the goldens' scripts): logits of prompts and joint decodes of one and two sequences, unified and one stream
 each, in ubatches of 64 and 7; of encoders the embeddings in every pooling; of those with one case a prompt in ubatches of 16.
