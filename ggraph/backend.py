@@ -68,6 +68,17 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
+class Repeat(NamedTuple):
+    """Sections of a split that are alike but for the weights and caches that they use. Of the nodes to compile the first two are a
+    part; the others are to run right behind the second. `leaves`: of each section, its weights and caches, in one order."""
+    sections: Sequence[Sequence[Tensor]]
+    leaves: Sequence[Sequence[Tensor]]
+
+
+class Uneven(Exception):
+    """What was compiled of two sections differs by more than where weights and caches are, so that it says nothing of others."""
+
+
 class Compiled(Protocol):
     """One split, ready to run with the sizes that it was last given."""
     reads: Collection[Tensor]                   # roots that it reads: an input that is not among them needs no filling
@@ -82,6 +93,7 @@ class Compiled(Protocol):
 class Backend(Protocol):
     name: str
     host: bool                                  # buffers are host memory that NumPy can see
+    repeats: bool                               # `compile` takes a `Repeat`
 
     def alloc(self, nbytes: int) -> Any:
         """Zeroed: what was never written must not turn a masked sum into NaN, and is a new sequence's state."""
@@ -94,8 +106,9 @@ class Backend(Protocol):
     def supports(self, node: Tensor) -> bool: ...
     def pack(self, weights: Sequence[Tensor], progress: Progress | None = None) -> None:
         """Take a model's weights: what a mat-mul here reads is repacked or uploaded, now or on first use; once per model."""
-    def compile(self, nodes: Sequence[Tensor], keep: Collection[Tensor] = ()) -> Compiled:
-        """`keep`: roots whose bytes something after this split reads; the rest may be fused away."""
+    def compile(self, nodes: Sequence[Tensor], keep: Collection[Tensor] = (), repeat: Repeat | None = None) -> Compiled:
+        """`keep`: roots whose bytes something after this split reads; the rest may be fused away. Error: `Uneven`, if
+        there is no `repeat` in it."""
     def ceilings(self, n_threads: int) -> Ceilings | None:
         """Measure them (a second or so); None where the backend has no fast paths to judge."""
     def sync(self) -> None: ...

@@ -19,20 +19,21 @@ class Graph:
         self.nodes: list[Tensor] = []
         self.inputs: list[Any] = []                    # inputs.Input, in the order of their creation
         self.outputs: dict[str, Tensor] = {}
-        self._seen: set[int] = set()
+        self._seen: set[Tensor] = set()
 
     def expand(self, tensor: Tensor) -> Tensor:
         """Append everything that `tensor` needs and does not stand yet, then itself."""
-        stack = [(tensor, False)]
+        stack, seen = [tensor], self._seen
         while stack:
-            node, ready = stack.pop()
-            if ready:
+            node = stack[-1]
+            todo = [s for s in node.src if s is not None and s.op != "none" and s not in seen]
+            if todo:
+                stack += todo[::-1]
+                continue
+            stack.pop()
+            if node not in seen and node.op != "none":
+                seen.add(node)
                 self.nodes.append(node)
-            elif id(node) not in self._seen:
-                self._seen.add(id(node))
-                if node.op != "none":
-                    stack.append((node, True))
-                stack += [(s, False) for s in reversed(node.src) if s is not None]
         return tensor
 
     def output(self, name: str, tensor: Tensor) -> None:

@@ -171,3 +171,14 @@ class Sizes:
                 self.numbers[rows] += coefficients * (product - self.products[i])
                 self.products[i] = product
         return self.numbers
+
+    def repeat(self, start: int, stop: int, more: np.ndarray) -> None:
+        """Put copies of numbers [start, stop) behind them: copy i has more[i] added, int64 [n, stop - start]."""
+        n, length = more.shape
+        self.numbers, self.constants = (
+            np.concatenate([x[:stop], (x[start:stop] + more).ravel(), x[stop:]]) for x in (self.numbers, self.constants))
+        shifts = length * np.arange(1, n + 1)[:, None]
+        for i, (monomial, rows, coefficients) in enumerate(self.columns):
+            inside = (rows >= start) & (rows < stop)
+            rows = np.concatenate([np.where(rows < stop, rows, rows + n * length), (rows[inside] + shifts).ravel()])
+            self.columns[i] = monomial, rows, np.concatenate([coefficients, np.tile(coefficients[inside], n)])

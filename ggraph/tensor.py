@@ -59,6 +59,8 @@ class Tensor:
 
 
 def pad4(ne: Sequence[int]) -> Ne:
+    if type(ne) is tuple and len(ne) == 4:
+        return ne
     a, b, c, d = (*ne, *(1,) * (4 - len(ne)))
     return a, b, c, d
 
@@ -74,7 +76,8 @@ def pad_nb(nb: Sequence[int], ne: Ne) -> Ne:
 def strides(type: DType, ne: Ne) -> Ne:
     """Byte strides of a contiguous tensor."""
     row = type.row_bytes(ne[0])
-    return type.nbytes, row, row * ne[1], row * ne[1] * ne[2]
+    plane = row * ne[1]
+    return type.nbytes, row, plane, plane * ne[2]
 
 
 def leaf(type: DType, ne: Sequence[int], name: str) -> Tensor:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
 from itertools import groupby
 
 import numpy as np
 
-from ggraph.backend import Ceilings, HostBuffer, NodeTime
+from ggraph.backend import Ceilings, HostBuffer, NodeTime, Repeat
 from ggraph.errors import Aborted
 from ggraph.ops import VIEWS
 from ggraph.size import Sizes
@@ -21,8 +22,10 @@ from ggraph.tensor import Tensor
 from .. import ref
 from . import pool, prepare
 from .join import TOGETHER, join
+from .kernel import Kernel
 from .lower import Emit, Step, lower, words
 from .panels import Panels
+from .unroll import Unrolled
 
 Progress = Callable[[str, int, int], None]           # (what, done, total)
 
@@ -30,6 +33,7 @@ Progress = Callable[[str, int, int], None]           # (what, done, total)
 class Cpu(ref.Ref):
     """Host memory as in `ref`. `repack`: "on", "off" or "auto"; off: weights are read where they are mapped, by `ref`."""
     name = "cpu"
+    repeats = True
 
     def __init__(self, repack: str = "auto"):
         super().__init__()
@@ -44,8 +48,9 @@ class Cpu(ref.Ref):
         self.panels.offer(weights)
         self.progress = progress
 
-    def compile(self, nodes: Sequence[Tensor], keep: Collection[Tensor] = ()) -> Compiled:  # type: ignore[override]
-        return Compiled(self, nodes, frozenset(keep))
+    def compile(self, nodes: Sequence[Tensor], keep: Collection[Tensor] = (),  # type: ignore[override]
+                repeat: Repeat | None = None) -> Compiled:
+        return Compiled(self, nodes, frozenset(keep), repeat)
 
     def ceilings(self, n_threads: int) -> Ceilings:
         from .probe import ceilings
@@ -67,40 +72,65 @@ def open(repack: str = "auto") -> Cpu:
 class Compiled:
     """Native tables and single nodes of `ref`, in running order."""
 
-    def __init__(self, backend: Cpu, nodes: Sequence[Tensor], keep: frozenset[Tensor]):
+    def __init__(self, backend: Cpu, nodes: Sequence[Tensor], keep: frozenset[Tensor], repeat: Repeat | None = None):
         self.backend = backend
         nodes = [n for n in nodes if n.op not in VIEWS]
         emit = Emit(backend.panels.address)
         lowered = lower(nodes, keep, emit)
         self.scratch = HostBuffer.zeros(emit.scratch_bytes)
-        self.steps = native = [step for item in lowered if isinstance(item, list) for step in item]
+        self.made = [step for item in lowered if isinstance(item, list) for step in item]
         for single, items in groupby(lowered, lambda item: isinstance(item, Tensor)):
             if not single:
                 join([step for item in items for step in item])         # type: ignore[union-attr]
+        self._write_blocks(repeat)
         backend.panels.fill(backend.progress)
-        self._compile_kernels(native)
-        self._write_blocks(native)
-        self.parts: list[_Table | ref.Plan] = _parts(lowered, self, backend)
+        self.parts: list[_Table | ref.Plan] = self._parts(lowered)
         self.fallback = [n for n in lowered if isinstance(n, Tensor)]
-        self.reads = {f.root for step in native for f in step.fields if isinstance(f, Tensor)}
+        self.reads = {f.root for step in self.made for f in step.fields if isinstance(f, Tensor)}
         self.reads |= {s.root for n in self.fallback for s in n.src if s is not None}
 
-    def _compile_kernels(self, native: Sequence[Step]) -> None:
+    def _compile_kernels(self) -> dict[Kernel, int]:
         report = self.backend.progress
-        prepare.compile_all([s.kernel for s in native], (lambda done, total: report("kernels", done, total)) if report else None)
+        kernels = list(dict.fromkeys(step.kernel for step in self.made))
+        prepare.compile_all(kernels, (lambda done, total: report("kernels", done, total)) if report else None)
+        return {kernel: kernel.address for kernel in kernels}
 
-    def _write_blocks(self, native: Sequence[Step]) -> None:
-        """All parameter blocks in one array, which `resize` changes in place."""
+    def _write_blocks(self, repeat: Repeat | None) -> None:
+        """All parameter blocks in one array, which `resize` changes in place; and the table of kernels, blocks and flags."""
         numbers: list[int] = []
-        starts: list[int] = []
-        for step in native:
-            starts.append(len(numbers))
+        starts = [0]
+        for step in self.made:
             numbers += words(step.block, self.scratch.address)
+            starts.append(len(numbers))
         self.sizes = Sizes(numbers)
-        base = self.sizes.numbers.ctypes.data
-        code = {kernel: kernel.address for kernel in {step.kernel for step in native}}
-        self.table = np.array([[code[s.kernel], base + 8 * start, s.flags] for s, start in zip(native, starts)],
-                              np.int64).reshape(-1, 3)
+        self.unrolled = None if repeat is None else Unrolled(
+            self.made, starts, numbers, self.sizes.constants, repeat, self.backend.panels.address)
+        code = self._compile_kernels()
+        self.table = np.array([[code[s.kernel], start, s.flags] for s, start in zip(self.made, starts)], np.int64).reshape(-1, 3)
+        if self.unrolled is not None:
+            self.table = self.unrolled.spread(self.sizes, self.table)
+        self.table[:, 1] = self.sizes.numbers.ctypes.data + 8 * self.table[:, 1]
+
+    @cached_property
+    def steps(self) -> Sequence[Step]:
+        """One for each row of the table."""
+        return self.made if self.unrolled is None else self.unrolled.steps(self.made)
+
+    def _parts(self, lowered: Sequence[list[Step] | Tensor]) -> list[_Table | ref.Plan]:
+        """Rows of the table in one go, and between them the nodes that `ref` runs."""
+        parts: list[_Table | ref.Plan] = []
+        start = made = 0
+        for item in (*lowered, None):
+            if isinstance(item, list):
+                made += len(item)
+                continue
+            stop = made if self.unrolled is None else self.unrolled.row(made)
+            if stop > start:
+                parts.append(_Table(self, start, stop))
+            if item is not None:
+                parts.append(ref.Plan(self.backend, [item]))
+            start = stop
+        return parts
 
     def resize(self, values: Mapping[str, int]) -> None:
         self.sizes.set(values)
@@ -139,19 +169,3 @@ class _Table:
             if not step.flags & TOGETHER:               # of steps that belong together the last one has the time
                 times.append(NodeTime(tuple(dict.fromkeys(nodes)), (end - start) / pool.ticks_per_second()))
                 nodes, start = [], end
-
-
-def _parts(lowered: Sequence[list[Step] | Tensor], owner: Compiled, backend: Cpu) -> list[_Table | ref.Plan]:
-    parts: list[_Table | ref.Plan] = []
-    start = stop = 0
-    for item in lowered:
-        if isinstance(item, Tensor):
-            if stop > start:
-                parts.append(_Table(owner, start, stop))
-            parts.append(ref.Plan(backend, [item]))
-            start = stop
-        else:
-            stop += len(item)
-    if stop > start:
-        parts.append(_Table(owner, start, stop))
-    return parts

@@ -41,6 +41,11 @@ def lowers(*ops: str, chained: bool = True) -> Callable[[L], L]:
     return enter
 
 
+class Address(int):
+    """Where the packed panels of a weight are."""
+    weight: Tensor
+
+
 Field = Tensor | Scratch | int | float
 Cuts = dict[int, int]                            # how a step can be cut into shares, as `join` has it: into how many things
 
@@ -69,9 +74,18 @@ class Emit(ScratchMemory):
     def __init__(self, panels: Callable[[Tensor], int | None]):
         super().__init__(align=64)
         self.steps: list[Step] = []
-        self.panels = panels                     # weight -> address of its packed panels, None if it is not packed
+        self._panels = panels                       # weight -> address of its packed panels, None if it is not packed
         self.turn = 0                               # which of two areas for one purpose was last written
         self.readers = Readers().of
+
+    def panels(self, weight: Tensor) -> Address | None:
+        """The address of a weight's packed panels, None if it is not packed."""
+        found = self._panels(weight)
+        if found is None:
+            return None
+        address = Address(found)
+        address.weight = weight
+        return address
 
     def __call__(self, kernel: Kernel, *fields: Field, flags: int = 0, cuts: Cuts | None = None, writes: Field | None = None
                  ) -> None:
@@ -99,18 +113,17 @@ def lower(nodes: Sequence[Tensor], keep: frozenset[Tensor], emit: Emit) -> list[
     """Per node or fused run: its steps, or the node itself where no kernel fits. `keep` is read after this split."""
     readers = Readers(nodes, keep)
     emit.readers = readers.of
-    lengths: dict[str, set[int]] = {}               # of runs that begin with an op
-    for ops in LOWERINGS:
-        lengths.setdefault(ops[0], set()).add(len(ops))
+    starting: dict[str, list[tuple[str, ...]]] = {}         # lowerings by their first op, the longest first
+    for ops in sorted(LOWERINGS, key=len, reverse=True):
+        starting.setdefault(ops[0], []).append(ops)
+    here = [node.op for node in nodes]
     out: list[list[Step] | Tensor] = []
     i = 0
     while i < len(nodes):
-        for n in sorted(lengths.get(nodes[i].op, ()), reverse=True):
-            run = tuple(nodes[i:i + n])
-            steps = _try(run, readers, emit)
-            if steps is not None:
+        for ops in starting.get(here[i], ()):
+            if here[i:i + len(ops)] == [*ops] and (steps := _try(ops, tuple(nodes[i:i + len(ops)]), readers, emit)) is not None:
                 out.append(steps)
-                i += n
+                i += len(ops)
                 break
         else:
             out.append(nodes[i])
@@ -118,13 +131,11 @@ def lower(nodes: Sequence[Tensor], keep: frozenset[Tensor], emit: Emit) -> list[
     return out
 
 
-def _try(run: tuple[Tensor, ...], readers: Readers, emit: Emit) -> list[Step] | None:
-    ops = tuple(n.op for n in run)
-    lowering = LOWERINGS.get(ops)
-    if lowering is None or not (ops in UNCHAINED or readers.chained(run)):
+def _try(ops: tuple[str, ...], run: tuple[Tensor, ...], readers: Readers, emit: Emit) -> list[Step] | None:
+    if not (len(ops) == 1 or ops in UNCHAINED or readers.chained(run)):
         return None
     before = len(emit.steps)
-    if not lowering(emit, *run):
+    if not LOWERINGS[ops](emit, *run):
         del emit.steps[before:]
         return None
     steps = emit.steps[before:]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ggraph import env
-from ggraph.backend import Ceilings, OutOfMemory, Progress
+from ggraph.backend import Ceilings, OutOfMemory, Progress, Repeat
 from ggraph.ops import VIEWS
 from ggraph.tensor import Tensor
 
@@ -36,6 +36,7 @@ class Cuda:
     """One device. Weights are uploaded by `pack`, or when a node first reads them; `graphs`: whether launches are captured."""
     name = "cuda"
     host = False
+    repeats = False
 
     def __init__(self, device: Device):
         self.device = device
@@ -106,7 +107,7 @@ class Cuda:
             return root.buffer.address, root.offset + tensor.view_offs
         return self.resident(root).address, tensor.view_offs
 
-    def compile(self, nodes: Sequence[Tensor], keep: Collection[Tensor] = ()) -> Compiled:
+    def compile(self, nodes: Sequence[Tensor], keep: Collection[Tensor] = (), repeat: Repeat | None = None) -> Compiled:
         return Compiled(self, [n for n in nodes if n.op not in VIEWS], frozenset(keep))
 
     def ceilings(self, n_threads: int) -> Ceilings | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from ggraph.backend import Ceilings, HostBuffer, NodeTime, Progress
+from ggraph.backend import Ceilings, HostBuffer, NodeTime, Progress, Repeat
 from ggraph.errors import Aborted
 from ggraph.ops import VIEWS
 from ggraph.size import Sizes
@@ -28,6 +28,7 @@ class Ref:
     """Weights given to `pack` are kept as float32 from their first use until `close`."""
     name = "ref"
     host = True
+    repeats = False
 
     def __init__(self) -> None:
         self.unpacked: Kept = {}
@@ -59,7 +60,7 @@ class Ref:
         if progress:
             progress("weights", len(weights), len(weights))
 
-    def compile(self, nodes: Sequence[Tensor], keep: Collection[Tensor] = ()) -> Plan:
+    def compile(self, nodes: Sequence[Tensor], keep: Collection[Tensor] = (), repeat: Repeat | None = None) -> Plan:
         return Plan(self, nodes)
 
     def ceilings(self, n_threads: int) -> Ceilings | None:

@@ -27,7 +27,7 @@ def reshape(x: Tensor, ne: Sequence[int]) -> Tensor:
     """The same elements in shape `ne`; x must be contiguous."""
     n = pad4(ne)
     check(x.contiguous, "reshape of a tensor that is not contiguous", x)
-    check(x.numel == n[0] * n[1] * n[2] * n[3], f"reshape to {n} changes the number of elements", x)
+    check(x.numel == n[0] * n[1] * n[2] * n[3], "reshape changes the number of elements", x)
     return _view("reshape", x, n, None)
 
 

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from ..backend import Backend, Compiled, NodeTime
+from ..backend import Backend, Compiled, NodeTime, Uneven
 from ..graph import Graph
 from ..size import Sizes
 from ..tensor import Tensor
 from . import alloc
 from .assign import Home, assign
+from .repeat import folds
 from .split import Split, split
 from .stage import Stage
 
@@ -32,8 +35,8 @@ class Plan:
         self.splits, staged = split(graph, assign(graph, backends, home), home, watched)
         self.stages = [Stage(b, [(t, twin) for (device, t), twin in staged.items() if device is b]) for b in backends if not b.host]
         self.owner: dict[Tensor, Backend] = {}          # of what is allocated here, where that is not the host
-        self.moved = self._allocate(arenas, watched)
-        self.compiled = self._compile()
+        self.moved = False                              # whether an arena had to grow, which makes other plans invalid
+        self.compiled = self._by_repetition(arenas) or self._the_long_way(arenas, watched)
         reads = set().union(*(c.reads for c in self.compiled)) | {src for s in self.splits for src, _ in s.copies}
         sent = {t for stage in self.stages for t in stage.lay_out(reads)}
         self.inputs = [i for i in graph.inputs if any(t in reads or t in sent for t in i.tensors)]
@@ -47,17 +50,34 @@ class Plan:
         """Tensors whose present shape the host asks for: outputs, watched nodes, copies."""
         return [*self.graph.outputs.values(), *watched, *(t for s in self.splits for pair in s.copies for t in pair)]
 
-    def _allocate(self, arenas: Mapping[Backend, alloc.Arena], watched: Collection[Tensor]) -> bool:
-        """Offsets for everything; True if an arena had to grow, which makes other plans invalid."""
-        lives, totals = place(self.graph, self.splits, self.backends, watched, self.stages)
+    def _by_repetition(self, arenas: Mapping[Backend, alloc.Arena]) -> list[Compiled] | None:
+        """Plan a few of the layers that repeat; None where there are none, or where a plan is cut."""
+        (part, *others), outputs = self.splits, self.graph.outputs.values()
+        if others or part.watched or not part.backend.repeats:
+            return None
+        for fold in islice(folds(part.nodes, outputs), 2):
+            with suppress(Uneven), fold.closed():
+                self._allocate(arenas, [Split(part.backend, fold.nodes)])
+                compiled = part.backend.compile(fold.nodes, {t.root for t in outputs}, fold.repeat)
+                fold.spread()
+                return [compiled]
+        return None
+
+    def _the_long_way(self, arenas: Mapping[Backend, alloc.Arena], watched: Collection[Tensor]) -> list[Compiled]:
+        self._allocate(arenas, self.splits, watched)
+        return self._compile()
+
+    def _allocate(self, arenas: Mapping[Backend, alloc.Arena], splits: Sequence[Split], watched: Collection[Tensor] = ()) -> None:
+        """Offsets for everything."""
+        lives, totals = place(self.graph, splits, self.backends, watched, self.stages)
         moved = [arenas[b].reserve(n) for b, n in totals.items()]
+        self.moved |= any(moved)
         for life in lives:
             life.tensor.buffer = arenas[life.device].buffer
             if not life.device.host:
                 self.owner[life.tensor] = life.device
         for stage in self.stages:
             stage.settle(arenas[stage.backend].buffer)
-        return any(moved)
 
     def _compile(self) -> list[Compiled]:
         """From the last split to the first, so that each knows what is read after it."""

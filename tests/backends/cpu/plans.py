@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ggraph.backend import HostBuffer
+from ggraph.backend import HostBuffer, Repeat
 from ggraph.backends import cpu
 from ggraph.backends.ref.arrays import Operand
 from ggraph.dtypes import F32, I32, DType
@@ -27,7 +27,7 @@ class Native(cpu.Cpu):
         self.n_threads = n_threads
         self.plans: list[cpu.Compiled] = []
 
-    def compile(self, nodes: Sequence[Tensor], keep: Collection[Tensor] = ()) -> Any:
+    def compile(self, nodes: Sequence[Tensor], keep: Collection[Tensor] = (), repeat: Repeat | None = None) -> Any:
         self.plans.append(_Threaded(self, nodes, frozenset(keep)))
         return self.plans[-1]
 
