@@ -74,12 +74,17 @@ class Batch:
         return x
 
     def _row(self, pos: Any, seq_id: Any) -> tuple[int | tuple[int, ...] | None, Seqs]:
-        ids = seq_id if isinstance(seq_id, Iterable) else (seq_id,)
-        seqs = tuple(sorted({integer("seq_id", s) for s in ids}))
+        if type(seq_id) is int:                                 # nearly always, and an Iterable is slow to tell
+            seqs: Seqs = (seq_id,)
+        else:
+            ids = seq_id if isinstance(seq_id, Iterable) else (seq_id,)
+            seqs = tuple(sorted({integer("seq_id", s) for s in ids}))
         if not seqs:
             raise BatchError(f"token {len(self)} belongs to no sequence")
+        if pos is None or type(pos) is int:
+            return pos, seqs
         if not isinstance(pos, Iterable):
-            return None if pos is None else integer("pos", pos), seqs
+            return integer("pos", pos), seqs
         axes = tuple(integer("pos", p) for p in pos)
         if len(axes) != N_AXES:
             raise BatchError(f"token {len(self)} has {len(axes)} positions; give one, or {N_AXES} to a multi-axis model")
@@ -118,7 +123,7 @@ class Batch:
 
 def _axes(pos: Sequence[int | tuple[int, ...]]) -> npt.NDArray[np.int32]:
     """[1, n], or [4, n] if any row names its axes; text repeats its position on the first three, as llama.cpp does."""
-    if any(isinstance(p, tuple) for p in pos):
+    if tuple in map(type, pos):
         rows = [p if isinstance(p, tuple) else (p, p, p, 0) for p in pos]
         return np.ascontiguousarray(np.array(rows, np.int32).T)
     return np.array([pos], np.int32)
@@ -136,6 +141,7 @@ class Ubatch:
     rows: npt.NDArray[np.int32]             # [n_tokens] row in the batch
     n_seqs: int                             # sequence sets of equal length that the rows consist of; 1: any
     n_seq_tokens: int                       # n_tokens / n_seqs
+    n_outputs: int
 
     @property
     def n_tokens(self) -> int:
@@ -143,11 +149,7 @@ class Ubatch:
 
     def sets(self) -> Iterator[tuple[Seqs, slice]]:
         """Each run of rows with one sequence set."""
-        start = 0
-        for seqs, run in groupby(self.seq_ids):
-            stop = start + sum(1 for _ in run)
-            yield seqs, slice(start, stop)
-            start = stop
+        return ((seqs, slice(rows.start, rows.stop)) for seqs, rows in _runs(self.seq_ids))
 
     def take(self, rows: Sequence[int], n_seqs: int = 1) -> Ubatch:
         """The given rows, in this order."""
@@ -162,6 +164,7 @@ class Ubatch:
             rows=self.rows[i],
             n_seqs=n_seqs,
             n_seq_tokens=len(rows) // n_seqs,
+            n_outputs=int(self.output[i].sum()),
         )
 
 
@@ -176,47 +179,57 @@ def validate(batch: Batch, n_vocab: int, n_seq_max: int, n_ctx: int, pos_max: Ca
     if not len(batch):
         raise BatchError("the batch is empty")
     _check_content(batch, n_vocab, n_embd)
-    _check_sequences(batch.seq_id, n_seq_max, n_ctx)
-    _check_sharing(batch.seq_id, same)
+    _check_sequences(batch._seqs, n_seq_max, n_ctx)
+    _check_sharing(batch._seqs, same)
     pos = _positions(batch._pos, batch._seqs, pos_max, n_axes)
     return Ubatch(
         token=batch.token, embd=batch.embd, pos=_axes(pos), seq=np.array([s[0] for s in batch._seqs], np.int32),
         seq_ids=tuple(batch._seqs), output=batch.output, rows=np.arange(len(batch), dtype=np.int32),
-        n_seqs=1, n_seq_tokens=len(batch),
+        n_seqs=1, n_seq_tokens=len(batch), n_outputs=sum(batch._output),
     )
 
 
 def _check_content(batch: Batch, n_vocab: int, n_embd: int | None) -> None:
-    for i, t in enumerate(batch._token):
-        if not 0 <= t < n_vocab:
-            raise BatchError(f"token {i} has id {t}; the vocabulary has ids 0 to {n_vocab - 1}")
+    if batch._token and not 0 <= min(batch._token) <= max(batch._token) < n_vocab:
+        i, t = next((i, t) for i, t in enumerate(batch._token) if not 0 <= t < n_vocab)
+        raise BatchError(f"token {i} has id {t}; the vocabulary has ids 0 to {n_vocab - 1}")
     if batch._embd and n_embd is not None and len(batch._embd[0]) != n_embd:
         raise BatchError(f"the embeddings have {len(batch._embd[0])} values, the model takes {n_embd}")
 
 
+def _runs(seq_ids: Sequence[Seqs]) -> Iterator[tuple[Seqs, range]]:
+    """Each run of rows with one sequence set."""
+    start = 0
+    for seqs, run in groupby(seq_ids):
+        rows = range(start, start + len(list(run)))
+        yield seqs, rows
+        start = rows.stop
+
+
 def _check_sequences(seq_ids: Sequence[Seqs], n_seq_max: int, n_ctx: int) -> None:
     n_rows = [0] * n_seq_max
-    for i, seqs in enumerate(seq_ids):
+    for seqs, rows in _runs(seq_ids):
         for s in seqs:
             if not 0 <= s < n_seq_max:
-                raise BatchError(f"token {i} is of sequence {s}; this context has 0 to {n_seq_max - 1} (n_seq_max)")
-            n_rows[s] += 1
-            if n_rows[s] > n_ctx:
-                raise BatchError(f"token {i} is number {n_rows[s]} of sequence {s} in this batch; n_ctx is {n_ctx}")
+                raise BatchError(f"token {rows.start} is of sequence {s}; this context has 0 to {n_seq_max - 1} (n_seq_max)")
+            if n_rows[s] + len(rows) > n_ctx:
+                raise BatchError(f"token {rows[n_ctx - n_rows[s]]} is number {n_ctx + 1} of sequence {s} in this batch; "
+                                 f"n_ctx is {n_ctx}")
+            n_rows[s] += len(rows)
 
 
 def _check_sharing(seq_ids: Sequence[Seqs], same: Callable[[int, int], bool] | None) -> None:
     """Sequences may share tokens only while they have the same past: they part once and never join again."""
     company: dict[int, Seqs] = {}       # sequence -> set of its latest token
-    for i, seqs in enumerate(seq_ids):
+    for seqs, rows in _runs(seq_ids):
         for s in seqs:
             now = company.get(s)
             if now == seqs:
                 continue
             if now is not None and not set(seqs) <= set(now):
-                raise BatchError(f"token {i} joins sequences {seqs}, but sequence {s} is among {now} by now")
+                raise BatchError(f"token {rows.start} joins sequences {seqs}, but sequence {s} is among {now} by now")
             if now is None and s != seqs[0] and same is not None and not same(seqs[0], s):
-                raise BatchError(f"token {i} is shared by sequences {seqs[0]} and {s}, which hold different tokens")
+                raise BatchError(f"token {rows.start} is shared by sequences {seqs[0]} and {s}, which hold different tokens")
             company[s] = seqs
 
 
@@ -224,18 +237,31 @@ def _positions(given: Sequence[int | tuple[int, ...] | None], seq_ids: Sequence[
                n_axes: int) -> list[int | tuple[int, ...]]:
     last: dict[int, int] = {}
     filled: list[int | tuple[int, ...]] = []
-    for i, (pos, seqs) in enumerate(zip(given, seq_ids)):
-        if isinstance(pos, tuple) and n_axes == 1:
-            raise BatchError(f"token {i} has {len(pos)} positions; this model has one position axis")
-        for s in seqs:
-            if s not in last:
-                last[s] = pos_max(s)
-        pos = last[seqs[0]] + 1 if pos is None else pos
-        _check_position(i, pos, seqs, last, n_axes)
-        filled.append(pos)
-        for s in seqs:
-            last[s] = pos[0] if isinstance(pos, tuple) else pos
+    for seqs, rows in _runs(seq_ids):
+        last.update({s: pos_max(s) for s in seqs if s not in last})
+        follow = range(last[seqs[0]] + 1, last[seqs[0]] + 1 + len(rows))
+        if given[rows.start:rows.stop].count(None) == len(rows) and follow[-1] <= POS_MAX:
+            _check_position(rows.start, follow[0], seqs, last, n_axes)          # then the others are right as well
+            filled += follow
+            last.update(dict.fromkeys(seqs, follow[-1]))
+            continue
+        for i in rows:
+            filled.append(_position(i, given[i], seqs, last, n_axes))
+            last.update(dict.fromkeys(seqs, _axis0(filled[-1])))
     return filled
+
+
+def _position(i: int, pos: int | tuple[int, ...] | None, seqs: Seqs, last: dict[int, int], n_axes: int) -> int | tuple[int, ...]:
+    """Of row i, checked."""
+    if isinstance(pos, tuple) and n_axes == 1:
+        raise BatchError(f"token {i} has {len(pos)} positions; this model has one position axis")
+    pos = last[seqs[0]] + 1 if pos is None else pos
+    _check_position(i, pos, seqs, last, n_axes)
+    return pos
+
+
+def _axis0(pos: int | tuple[int, ...]) -> int:
+    return pos[0] if isinstance(pos, tuple) else pos
 
 
 def _check_position(i: int, pos: int | tuple[int, ...], seqs: Seqs, last: dict[int, int], n_axes: int) -> None:

@@ -126,7 +126,7 @@ class Context(Single):
             return str(e)
 
     def _release(self) -> None:
-        self.plans.plans.clear()
+        self.plans.clear()
         for arena in self.arenas.values():
             arena.free()
         if self._drawing is not None:
@@ -185,7 +185,7 @@ class Context(Single):
                     self._run(plan, step, kind, key, how)
                     if drawing is None:
                         self._take_rows(plan, step, only=len(steps) == 1)
-                    elif step.ubatch.output.any():
+                    elif step.ubatch.n_outputs:
                         drawing.pending = plan.fetch(plan.graph.outputs["drawn"])
                 except BaseException as e:
                     self.memory.rollback()
@@ -323,7 +323,7 @@ class Context(Single):
         try:
             return Plan(graph, self.backends, self._leaf_home, self.arenas, watch)
         except OutOfMemory:
-            self.plans.plans.clear()            # an arena that could not grow is gone
+            self.plans.clear()            # an arena that could not grow is gone
             raise
 
     def _leaf_home(self, leaf: Tensor) -> Backend | None:
@@ -364,16 +364,16 @@ class Context(Single):
         if (hidden := plan.graph.outputs.get("hidden")) is not None:
             self._take_hidden(plan.array(hidden).reshape(-1, int(hidden.ne[0])), u)
         kind, node = next((kind, node) for kind, node in plan.graph.outputs.items() if kind != "hidden")
-        rows = plan.array(node).reshape(-1, int(node.ne[0])) if u.output.any() or kind == "embd" else None
+        rows = plan.array(node).reshape(-1, int(node.ne[0])) if u.n_outputs or kind == "embd" else None
         self._rows_kind = kind
         if rows is None:
             return
         pooled = kind == "embd" and self.cparams.pooling != "none"
-        if only and not pooled and (u.rows[1:] > u.rows[:-1]).all():
+        if only and not pooled and (u is self._asked or (u.rows[1:] > u.rows[:-1]).all()):
             self._rows = rows
             return
         if self._rows is None:
-            n = self.n_seq_max if pooled else int(self._asked.output.sum())
+            n = self.n_seq_max if pooled else self._asked.n_outputs
             self._rows = np.zeros((n, rows.shape[1]), np.float32)
         self._rows[np.unique(u.seq) if pooled else self._output_rows(u)] = rows
 
@@ -386,9 +386,9 @@ class Context(Single):
         """As many rows as the graph has: one per token, or of a block for next-token prediction one per output."""
         outputs = self.cparams.mtp
         if self._hidden is None:
-            n = int(self._asked.output.sum()) if outputs else self._asked.n_tokens
+            n = self._asked.n_outputs if outputs else self._asked.n_tokens
             self._hidden = np.zeros((n, rows.shape[1]), np.float32)
-        if outputs and u.output.any():
+        if outputs and u.n_outputs:
             self._hidden[self._output_rows(u)] = rows
         elif not outputs:
             self._hidden[u.rows] = rows

@@ -7,7 +7,7 @@ state in `key`, and the `Size` variables that its shapes use in `sizes`. It know
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,17 +23,15 @@ from .tensor import F32, I32, Tensor, leaf
 
 
 class Input(ABC):
-    """One or more leaf tensors with one source. Subclasses register themselves, so that none can miss in the key."""
-    classes: ClassVar[list[type[Input]]] = []
+    """One or more leaf tensors with one source. Each subclass says in `key` what of a step it bakes into the graph: a static
+    method, or None, if nothing is."""
+    keys: ClassVar[list[Callable[[Step], Hashable]]] = []           # of all subclasses that bake something
+    key: ClassVar[Any]
     tensors: tuple[Tensor, ...]
 
     def __init_subclass__(cls) -> None:
-        Input.classes.append(cls)
-
-    @classmethod
-    @abstractmethod
-    def key(cls, step: Step) -> Hashable:
-        """What of this step is baked into the graph; None if nothing is."""
+        if cls.key is not None:                                     # an AttributeError where nothing is said
+            Input.keys.append(cls.key)
 
     @abstractmethod
     def fill(self, step: Step) -> tuple[np.ndarray, ...]:
@@ -42,14 +40,14 @@ class Input(ABC):
 
 def graph_key(step: Step) -> tuple[Hashable, ...]:
     """The part of the graph's key that depends on the step: what the input classes bake in."""
-    return tuple(c.key(step) for c in Input.classes)
+    return tuple(key(step) for key in Input.keys)
 
 
 def sizes(step: Step, memory: LayerMemory) -> dict[str, int]:
     """The value of every size variable for this step."""
     u = step.ubatch
-    values = {"n_tokens": u.n_tokens, "n_seqs": u.n_seqs, "n_seq_tokens": u.n_seq_tokens, "n_outputs": int(u.output.sum()),
-              "n_pooled": len(set(u.seq.tolist()))}
+    values = {"n_tokens": u.n_tokens, "n_seqs": u.n_seqs, "n_seq_tokens": u.n_seq_tokens, "n_outputs": u.n_outputs,
+              "n_pooled": len({seqs[0] for seqs in u.seq_ids})}
     return values | memory.sizes(step)
 
 
@@ -59,8 +57,8 @@ class Tokens(Input):
     def __init__(self, n_embd: int, n_tokens: int, embd: bool):
         self.tensors = (leaf(F32, (n_embd, n_tokens), "inp_embd") if embd else leaf(I32, (n_tokens,), "inp_tokens"),)
 
-    @classmethod
-    def key(cls, step: Step) -> Hashable:
+    @staticmethod
+    def key(step: Step) -> Hashable:
         return "token" if step.ubatch.token is not None else "embd"
 
     def fill(self, step: Step) -> tuple[np.ndarray, ...]:
@@ -75,9 +73,7 @@ class Hidden(Input):
     def __init__(self, n_embd: int, n_tokens: int):
         self.tensors = (leaf(F32, (n_embd, n_tokens), "inp_h"),)
 
-    @classmethod
-    def key(cls, step: Step) -> Hashable:
-        return None
+    key = None
 
     def fill(self, step: Step) -> tuple[np.ndarray, ...]:
         assert step.ubatch.embd is not None
@@ -91,9 +87,7 @@ class Positions(Input):
         self.n_axes = n_axes
         self.tensors = (leaf(I32, (n_axes * n_tokens,), "inp_pos"),)
 
-    @classmethod
-    def key(cls, step: Step) -> Hashable:
-        return None
+    key = None
 
     def fill(self, step: Step) -> tuple[np.ndarray, ...]:
         pos = step.ubatch.pos
@@ -108,12 +102,10 @@ class OutputIds(Input):
     def __init__(self, n_outputs: int):
         self.tensors = (leaf(I32, (n_outputs,), "inp_out_ids"),)
 
-    @classmethod
-    def key(cls, step: Step) -> Hashable:
-        return None
+    key = None
 
     def fill(self, step: Step) -> tuple[np.ndarray, ...]:
-        return (np.flatnonzero(step.ubatch.output).astype(np.int32),)
+        return (step.ubatch.output.nonzero()[0].astype(np.int32),)
 
 
 class Draw(Input):
@@ -123,9 +115,7 @@ class Draw(Input):
         self.drawing = drawing
         self.tensors = leaf(F32, (2, MAX_STEPS), "draw_steps"), leaf(I32, (2, n_outputs), "draw_uniform")
 
-    @classmethod
-    def key(cls, step: Step) -> Hashable:
-        return None
+    key = None
 
     def fill(self, step: Step) -> tuple[np.ndarray, ...]:
         return self.drawing.steps, self.drawing.uniform
@@ -138,9 +128,7 @@ class CellIds(Input):
         self.group, self.size = group, memory.kv[group].store.size
         self.tensors = (leaf(I32, (n_tokens,), f"kv_idxs_{group}"),)
 
-    @classmethod
-    def key(cls, step: Step) -> Hashable:
-        return None
+    key = None
 
     def fill(self, step: Step) -> tuple[np.ndarray, ...]:
         slots = step.slots[self.group]
@@ -157,9 +145,7 @@ class KQMask(Input):
         self.memory, self.group, self.causal, self.alibi = memory, group, causal, alibi
         self.tensors = (leaf(F32, (n_kv, n_tokens_stream, 1, n_stream), f"kq_mask_{group}"),)
 
-    @classmethod
-    def key(cls, step: Step) -> Hashable:
-        return None
+    key = None
 
     def fill(self, step: Step) -> tuple[np.ndarray, ...]:
         store, slots, u = self.memory.kv[self.group].store, step.slots[self.group], step.ubatch
@@ -180,9 +166,7 @@ class UbatchMask(Input):
         self.window, self.causal, self.alibi = window, causal, alibi
         self.tensors = (leaf(F32, (n_tokens, n_tokens), "kq_mask" if window.kind == "none" else "kq_mask_swa"),)
 
-    @classmethod
-    def key(cls, step: Step) -> Hashable:
-        return None
+    key = None
 
     def fill(self, step: Step) -> tuple[np.ndarray, ...]:
         u = step.ubatch
@@ -222,9 +206,7 @@ class KVCells(Input):
         self.memory, self.group, self.causal = memory, group, causal
         self.tensors = leaf(I32, (n_cells,), f"kv_cells_{group}"), leaf(I32, (n_tokens, 4), f"kv_spans_{group}")
 
-    @classmethod
-    def key(cls, step: Step) -> Hashable:
-        return None
+    key = None
 
     def fill(self, step: Step) -> tuple[np.ndarray, ...]:
         cells, spans = ordered(self.memory.kv[self.group].store, step.ubatch, step.slots[self.group], self.causal)
@@ -316,9 +298,7 @@ class StateRows(Input):
         self.group = memory.rs.index
         self.tensors = leaf(I32, (n_seqs,), "rs_src"), leaf(I32, (n_seqs, memory.rs.store.n_snapshots), "rs_dst")
 
-    @classmethod
-    def key(cls, step: Step) -> Hashable:
-        return None
+    key = None
 
     def fill(self, step: Step) -> tuple[np.ndarray, ...]:
         slots = step.slots[self.group]
@@ -333,9 +313,7 @@ class NgramRows(Input):
         self.group, self.ngrams, self.store = memory.rs.index, ngrams, memory.rs.store
         self.tensors = (leaf(I32, (len(ngrams.rows) * n_tokens,), "ple_rows"),)
 
-    @classmethod
-    def key(cls, step: Step) -> Hashable:
-        return None
+    key = None
 
     def fill(self, step: Step) -> tuple[np.ndarray, ...]:
         g, n = self.ngrams, len(self.ngrams.factors)
@@ -356,9 +334,7 @@ class HeadSlopes(Input):
         self.tensors = (leaf(F32, (1, n_head), "slopes"),)
         self.slopes = (2.0 ** (-8.0 / n_head * np.arange(1, n_head + 1))).astype(np.float32)
 
-    @classmethod
-    def key(cls, step: Step) -> Hashable:
-        return None
+    key = None
 
     def fill(self, step: Step) -> tuple[np.ndarray, ...]:
         return (self.slopes,)
@@ -371,9 +347,7 @@ class AttnScale(Input):
         self.hp = hp
         self.tensors = (leaf(F32, (1, 1, n_tokens), "attn_scale"),)
 
-    @classmethod
-    def key(cls, step: Step) -> Hashable:
-        return None
+    key = None
 
     def fill(self, step: Step) -> tuple[np.ndarray, ...]:
         hp, pos = self.hp, step.ubatch.pos[0].astype(np.float32)
@@ -387,9 +361,7 @@ class PoolMean(Input):
     def __init__(self, n_tokens: int, n_pooled: int):
         self.tensors = (leaf(F32, (n_tokens, n_pooled), "inp_mean"),)
 
-    @classmethod
-    def key(cls, step: Step) -> Hashable:
-        return None
+    key = None
 
     def fill(self, step: Step) -> tuple[np.ndarray, ...]:
         seq = step.ubatch.seq
@@ -404,9 +376,7 @@ class PoolRows(Input):
         self.last = last
         self.tensors = (leaf(I32, (n_pooled,), "inp_cls"),)
 
-    @classmethod
-    def key(cls, step: Step) -> Hashable:
-        return None
+    key = None
 
     def fill(self, step: Step) -> tuple[np.ndarray, ...]:
         u = step.ubatch
@@ -423,9 +393,7 @@ class AdapterScales(Input):
         self.mix, self.adapters = mix, mix.adapters
         self.tensors = tuple(leaf(F32, (1,), f"adapter_scale_{i}") for i in range(len(self.adapters)))
 
-    @classmethod
-    def key(cls, step: Step) -> Hashable:
-        return None
+    key = None
 
     def fill(self, step: Step) -> tuple[np.ndarray, ...]:
         return tuple(np.array([self.mix.scales[a]], np.float32) for a in self.adapters)
@@ -437,9 +405,7 @@ class Given(Input):
     def __init__(self, tensor: Tensor):
         self.tensors = (tensor,)
 
-    @classmethod
-    def key(cls, step: Step) -> Hashable:
-        return None
+    key = None
 
     def fill(self, step: Any) -> tuple[np.ndarray, ...]:
         return (np.ascontiguousarray(step),)

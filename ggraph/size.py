@@ -161,16 +161,22 @@ class Sizes:
 
     def set(self, values: Mapping[str, int]) -> np.ndarray:
         """Take over the present value of every variable; `numbers`, which is always the same array."""
+        self.update(values)
+        return self.numbers
+
+    def update(self, values: Mapping[str, int]) -> bool:
+        """Take over the present value of every variable; whether that changed a number."""
+        changed = False
         if not self.products:
-            self.numbers[:], self.products = self.constants, [0] * len(self.columns)
+            self.numbers[:], self.products, changed = self.constants, [0] * len(self.columns), True
         for i, (monomial, rows, coefficients) in enumerate(self.columns):
             product = 1
             for name in monomial:
                 product *= values[name]
             if product != self.products[i]:
                 self.numbers[rows] += coefficients * (product - self.products[i])
-                self.products[i] = product
-        return self.numbers
+                self.products[i], changed = product, True
+        return changed
 
     def repeat(self, start: int, stop: int, more: np.ndarray) -> None:
         """Put copies of numbers [start, stop) behind them: copy i has more[i] added, int64 [n, stop - start]."""

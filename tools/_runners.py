@@ -50,9 +50,8 @@ class Ours:
             n = min(n_tokens, self.p.n_batch // n_seqs)
             n_tokens -= n
             batch = ggraph.Batch()
-            for i in range(n):
-                for seq in range(n_seqs):
-                    batch.add(self.random.randrange(self.model.n_vocab), None, seq, output=i == n - 1)
+            for i, token in enumerate(self.random.choices(range(self.model.n_vocab), k=n * n_seqs)):
+                batch.add(token, None, i % n_seqs, output=i >= (n - 1) * n_seqs)
             self.ctx.process("decode", batch)
 
     def clear(self) -> None:

@@ -11,12 +11,10 @@ barrier (and inside kernels that ask). Contexts take turns; after an error every
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
 import os
 import threading
 import time
-from collections.abc import Iterator
 
 from ggraph.errors import Aborted, BackendError
 
@@ -93,15 +91,10 @@ class _Pool:
             self.pipes += read, write
             C.words[C.N_WORKERS] = ith
 
-    @contextlib.contextmanager
-    def owned(self, owner: object) -> Iterator[None]:
+    def own(self, owner: object) -> None:
+        """Who runs now; an abort before this is not meant for it."""
         with self.owner_lock:
             C.words[C.ABORT], self.owner = 0, owner
-        try:
-            yield
-        finally:
-            with self.owner_lock:
-                self.owner = None
 
     def close(self) -> None:
         """End all workers."""
@@ -151,10 +144,14 @@ def run(table: int, n_steps: int, n_threads: int, owner: object = None, times: i
     if not 1 <= n_threads < C.MAX_THREADS:
         raise BackendError(f"{n_threads} threads asked for; 1 to {C.MAX_THREADS - 1} are possible")
     pool = _get()
-    with pool.turn, pool.owned(owner):
-        pool.grow(n_threads)
-        C.words[C.TIMES] = times
-        pool.run(table, n_steps, n_threads)
+    with pool.turn:
+        pool.own(owner)
+        try:
+            pool.grow(n_threads)
+            C.words[C.TIMES] = times
+            pool.run(table, n_steps, n_threads)
+        finally:
+            pool.own(None)
 
 
 def abort(owner: object = None) -> None:

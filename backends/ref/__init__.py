@@ -41,8 +41,8 @@ class Ref:
         """Memory goes with the last reference."""
 
     def upload(self, buffer: HostBuffer, offset: int, data: Array) -> None:
-        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-        buffer.data[offset:offset + raw.nbytes] = raw
+        if data.nbytes:                             # an empty array has no bytes to cast
+            memoryview(buffer.data)[offset:offset + data.nbytes] = memoryview(np.ascontiguousarray(data)).cast("B")     # type: ignore[arg-type]
 
     def download(self, buffer: HostBuffer, offset: int, nbytes: int) -> Array:
         return buffer.data[offset:offset + nbytes]

@@ -79,13 +79,14 @@ class Memory:
 
     def __init__(self, stores: Sequence[Store], n_seq_max: int, n_ubatch: int):
         self.stores, self.n_seq_max, self.n_ubatch = list(stores), n_seq_max, n_ubatch
+        self._cuts = self._splitters()
         self.mirrors: list[Callable[[int, int, int, int], object]] = []
 
     # one step: prepare the batch, then for each step apply, run, commit or rollback
 
     def prepare(self, batch: Ubatch) -> list[Step]:
         """Cut a checked batch and find a place for all of it in every store; else ContextFull, and nothing changed."""
-        for cut in self._splitters():
+        for cut in self._cuts:
             ubatches = list(cut(batch, self.n_ubatch))
             plans = [store.prepare(ubatches) for store in self.stores]
             if None not in plans:

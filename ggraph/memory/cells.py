@@ -58,7 +58,7 @@ class Cells:
         None if there are too few. Changes nothing.
         """
         head = self.head if self.head + n <= min(self.size, self.n_used + 3 * n) else 0
-        if head + n <= self.size and (self.pos[head:head + n] < 0).all():
+        if head + n <= self.size and (not n or self.pos[head:head + n].max() < 0):
             return np.arange(head, head + n, dtype=np.int32)
         if self.size - self.n_used < n:
             unseen = self.unseen()[:n - (self.size - self.n_used)]
@@ -124,7 +124,7 @@ class Cells:
 
         So a sequence's positions stay without a gap, and its first one tells what a window still knows.
         """
-        if (self.pos[cells] < 0).all():
+        if self.pos[cells].max() < 0:
             return
         for i in np.flatnonzero(self.owner[:, cells].any(1)).tolist():
             line = self.lines[i]

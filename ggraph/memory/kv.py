@@ -19,6 +19,8 @@ from .cells import Cells, visible
 from .line import END, Array, Line, Move, Window
 from .state import State, restored, save
 
+ONLY = np.zeros(1, np.int32)        # the streams of a store that has one
+ONLY.flags.writeable = False
 N_PAD = 256             # n_kv is padded to this, so that the graph's sizes change rarely
 
 
@@ -100,7 +102,7 @@ class KVStore:
         return twin
 
     def _find(self, u: Ubatch) -> Slots | None:
-        streams = u.seq[::u.n_seq_tokens] if self.n_stream > 1 else np.zeros(1, np.int32)
+        streams = u.seq[::u.n_seq_tokens] if self.n_stream > 1 else ONLY
         assert self.n_stream == 1 or (u.seq == np.repeat(streams, u.n_seq_tokens)).all()
         found = []
         for s in streams.tolist():
@@ -108,7 +110,7 @@ class KVStore:
             if cells is None:
                 return None
             found.append(cells)
-        return Slots(np.stack(found), streams)
+        return Slots(found[0][None] if len(found) == 1 else np.stack(found), streams)
 
     def shortage(self, batch: Ubatch) -> str:
         """Why `prepare` gives None: the numbers of the stream that lacks most."""
@@ -304,7 +306,7 @@ def ordered(store: KVStore, ubatch: Ubatch, slots: Slots, causal: bool) -> tuple
     """The mask as lists: int32 [total] rows (stream * size + cell) of one sequence after the other, each by (position, cell);
     and spans int32 [4, n_tokens]: where a token's sequence starts in them; from there, the first that it sees and the one
     after the last; the position of its sequence's first row, so that chunks can be cut at fixed positions."""
-    window = Window(store.window, store.swa_type)
+    window = store.cells[0].window
     spans = np.empty((4, ubatch.n_tokens), np.int32)
     starts: dict[int, int] = {}
     cells: list[Array] = []
@@ -314,13 +316,14 @@ def ordered(store: KVStore, ubatch: Ubatch, slots: Slots, causal: bool) -> tuple
         line = store.line(seq)
         if seq not in starts:
             starts[seq] = total
-            cells.append(line.cells + store.stream(seq) * store.size)
+            first = store.stream(seq) * store.size
+            cells.append(line.cells + first if first else line.cells)
             total += len(line)
         spans[0, rows] = starts[seq]
-        spans[1, rows] = line.pos.searchsorted(window.first(pos))
+        spans[1, rows] = line.pos.searchsorted(window.first(pos)) if store.window else 0
         spans[2, rows] = line.pos.searchsorted(window.last(pos, causal), "right")
         spans[3, rows] = line.first
-    return np.concatenate(cells), spans
+    return cells[0] if len(cells) == 1 else np.concatenate(cells), spans
 
 
 def _plus(delta: int) -> Move:

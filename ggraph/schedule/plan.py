@@ -94,8 +94,9 @@ class Plan:
             return False
         for c in self.compiled:
             c.resize(values)
-        numbers = self._visible_sizes.set(values).tolist()
-        self._shapes = {t: tuple(numbers[i * 9:i * 9 + 9]) for i, t in enumerate(self.seen)}
+        if self._visible_sizes.update(values):
+            rows = self._visible_sizes.numbers.reshape(-1, 9).tolist()
+            self._shapes = {t: tuple(row) for t, row in zip(self.seen, rows)}
         self.values = dict(values)
         return True
 
@@ -178,16 +179,25 @@ class PlanCache:
     def __init__(self, size: int = 32):
         self.size = size
         self.plans: OrderedDict[Hashable, Plan] = OrderedDict()
+        self._last: tuple[Hashable, Plan | None] = None, None          # the next step's, mostly: equal is told faster than found
 
     def get(self, key: Hashable) -> Plan | None:
+        if self._last[0] == key:
+            return self._last[1]
         plan = self.plans.get(key)
         if plan is not None:
             self.plans.move_to_end(key)
+            self._last = key, plan
         return plan
+
+    def clear(self) -> None:
+        self.plans.clear()
+        self._last = None, None
 
     def put(self, key: Hashable, plan: Plan) -> None:
         if plan.moved:
-            self.plans.clear()
+            self.clear()
         self.plans[key] = plan
+        self._last = key, plan
         while len(self.plans) > self.size:
             self.plans.popitem(last=False)
