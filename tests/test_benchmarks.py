@@ -45,6 +45,18 @@ def test_a_case_gives_rows_that_the_picture_understands(scripts: Any, tmp_path: 
     assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_decoding_among_busy_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    busy = importlib.import_module("busy")
+    monkeypatch.setattr(busy, "RESULTS", tmp_path)
+    path = spec.write(spec.specs()["llama-dense-b"], tmp_path / "tiny.gguf")
+    done = CliRunner().invoke(busy.main, [str(path), "-n", "2", "-r", "2", "-t", "1", "--processes", "1", "--machine", "here"])
+    assert done.exit_code == 0 and "kept" in done.output, done.output
+    row = json.loads(next(tmp_path.glob("*-here-busy.jsonl")).read_text())
+    assert row["model"] == "tiny.gguf" and len(row["idle"]) == len(row["busy"]) == len(row["ratios"]) == 2
+    assert row["ratio"] == pytest.approx(sum(row["ratios"]) / 2) and str(tmp_path) not in json.dumps(row)
+
+
 @pytest.mark.parametrize("wrong", [False, True])
 def test_the_gpu_check_runs_on_the_emulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
                                             wrong: bool) -> None:
