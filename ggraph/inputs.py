@@ -125,13 +125,15 @@ class CellIds(Input):
     """`kv_idxs_0` (of KV group 0) I32 [n_tokens]: the cache row (stream * size + cell) that each token's K and V are written to."""
 
     def __init__(self, memory: LayerMemory, group: int, n_tokens: int):
-        self.group, self.size = group, memory.kv[group].store.size
+        self.group, self.size, self.one = group, memory.kv[group].store.size, memory.kv[group].store.n_stream == 1
         self.tensors = (leaf(I32, (n_tokens,), f"kv_idxs_{group}"),)
 
     key = None
 
     def fill(self, step: Step) -> tuple[np.ndarray, ...]:
         slots = step.slots[self.group]
+        if self.one:
+            return (slots.cells,)
         return ((slots.streams[:, None] * self.size + slots.cells).reshape(-1).astype(np.int32),)
 
 

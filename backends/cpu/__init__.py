@@ -133,7 +133,7 @@ class Compiled:
         return parts
 
     def resize(self, values: Mapping[str, int]) -> None:
-        self.sizes.set(values)
+        self.sizes.update(values)
         for part in self.parts:
             if isinstance(part, ref.Plan):
                 part.resize(values)

@@ -151,7 +151,7 @@ def run(table: int, n_steps: int, n_threads: int, owner: object = None, times: i
             C.words[C.TIMES] = times
             pool.run(table, n_steps, n_threads)
         finally:
-            pool.own(None)
+            pool.owner = None                   # an abort that is too late is undone by the next run
 
 
 def abort(owner: object = None) -> None:

@@ -72,7 +72,7 @@ class KVStore:
         return alone
 
     def _of(self, seq: int) -> Cells:
-        return self._sound(self.stream(seq))
+        return self._sound(seq // self.cells[0].n_seq)
 
     def _sound(self, stream: int) -> Cells:
         """The cells of a stream, in order also where the operation before was interrupted (Ctrl-C)."""

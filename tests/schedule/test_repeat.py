@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ggraph import Batch, Context, Model
+from ggraph import Adapter, Batch, Context, Model
 from ggraph.hook import Hook
 from ggraph.schedule import repeat
 from ggraph.schedule.plan import Plan
-
-from .. import spec
-from ..tall import tall
+from tests import adapters, spec
+from tests.tall import tall
 
 # dense; windows and layers without; experts, behind a dense layer; latent attention; states; both; sequences of layers of two kinds
 NAMES = ["llama-dense", "gemma3-dense", "gpt-oss-moe", "qwen3moe-moe", "deepseek2-moe", "mamba2-dense", "falcon-h1-dense",
@@ -81,6 +80,19 @@ def test_same_logits(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             ctx.process("decode", batch)
             found.append(ctx.logits.copy())
     np.testing.assert_array_equal(*found)
+
+
+def test_a_lora_of_some_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its layers repeat; those without it do not count among them. A copy of a layer reads its own layer's pair."""
+    s = tall(spec.specs()["llama-dense"], 16)
+    shape = next(ne for name, ne, _ in s["tensors"] if name == "blk.9.attn_q.weight")
+    pairs = {name: adapters.pair(name, shape, 4) for il in range(4, 16) if (name := f"blk.{il}.attn_q.weight")}
+    lora = Adapter(adapters.write_lora(tmp_path / "l.gguf", "llama", pairs, 8.0))
+    with Model(spec.write(s, tmp_path / "m.gguf")) as model, Context(model, n_ctx=64, adapters=[(lora, 0.5)]) as ctx:
+        short, long = both(ctx, monkeypatch)
+        assert folded(short) and words(short) == words(long)
+        unrolled: Any = short.compiled[0].unrolled              # type: ignore[attr-defined]
+    assert all(set(lora.leaves) & set(leaves) for leaves in unrolled.repeat.leaves) and len(unrolled.more) >= 2
 
 
 def test_a_hook_sees_every_layer(tmp_path: Path) -> None:
