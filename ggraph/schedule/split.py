@@ -32,12 +32,14 @@ Staged = dict[tuple[Backend, Tensor], Tensor]        # (device, input) -> its tw
 def split(graph: Graph, chosen: Assignment, home: Home, watched: Collection[Tensor] = ()) -> tuple[list[Split], Staged]:
     """The splits in running order, and the twins of inputs."""
     splits: list[Split] = []
+    part: Split | None = None
     for node in together(graph.computed()):
-        if not splits or splits[-1].backend is not chosen[node] or splits[-1].watched is not None:
-            splits.append(Split(chosen[node]))
-        splits[-1].nodes.append(node)
+        if part is None or part.backend is not chosen[node] or part.watched is not None:
+            part = Split(chosen[node])
+            splits.append(part)
+        part.nodes.append(node)
         if node in watched:
-            splits[-1].watched = node
+            part.watched = node
     inputs = {t for i in graph.inputs for t in i.tensors}
     staged: Staged = {}
     if len({part.backend for part in splits}) > 1 or not all(part.backend.host for part in splits):
