@@ -282,7 +282,7 @@ Splitter = Callable[[Ubatch, int], Iterator[Ubatch]]
 
 def split_simple(batch: Ubatch, n_ubatch: int) -> Iterator[Ubatch]:
     """Pieces of `n_ubatch` rows in batch order, whatever their sequences."""
-    if batch.n_tokens <= n_ubatch and len(set(batch.seq_ids)) == 1:
+    if batch.n_tokens <= n_ubatch and sorted(batch.seq_ids) == list(batch.seq_ids):
         yield batch
         return
     for start in range(0, batch.n_tokens, n_ubatch):

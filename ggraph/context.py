@@ -72,7 +72,8 @@ class Context(Single):
         expect("on_node", on_node, (Hook, NoneType), "a Hook")
         flags(offload_kqv=offload_kqv, graph_reuse=graph_reuse)
         functions(on_step=on_step, progress=progress)
-        if on_node is None and env.debug() >= debug.VALUES:
+        self._debug = env.debug()
+        if on_node is None and self._debug >= debug.VALUES:
             on_node = Hook(lambda node: True, debug.seen)
         self.model, self.hook, self.graph_reuse = model, on_node, graph_reuse
         self.cparams = resolve(model, n_ctx=n_ctx, n_batch=n_batch, n_ubatch=n_ubatch, n_seq_max=n_seq_max, kv_unified=kv_unified,
@@ -207,14 +208,14 @@ class Context(Single):
             self._followers.append(follower)
 
     def _run(self, plan: Plan, step: Step, kind: str, key: tuple[Hashable, ...], how: str) -> None:
-        if self.on_step is None and env.debug() < debug.TIMES:
+        if self.on_step is None and self._debug < debug.TIMES:
             plan.run(self._threads(step), self._see)
             return
         times: list[NodeTime] = []
         start = time.perf_counter()
         plan.run(self._threads(step), self._see, times)
         seconds = time.perf_counter() - start
-        if env.debug() >= debug.TIMES:
+        if self._debug >= debug.TIMES:
             debug.timed(times)
         if self.on_step is not None:
             self.on_step(Observed(kind, step, plan, key, how, plan.values or {}, times, seconds))
