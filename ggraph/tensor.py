@@ -13,6 +13,7 @@ from . import dtypes
 from .dtypes import DType
 
 Ne = tuple[int, int, int, int]
+NO_PARAMS: dict[str, Any] = {}          # of most nodes; nobody changes a node's parameters
 
 
 class Tensor:
@@ -21,7 +22,7 @@ class Tensor:
     def __init__(self, op: str, type: DType, ne: Sequence[int], src: tuple[Tensor | None, ...] = (),
                  params: dict[str, Any] | None = None, nb: Sequence[int] | None = None,
                  view_src: Tensor | None = None, view_offs: int = 0, name: str = ""):
-        self.op, self.type, self.params, self.name = op, type, params or {}, name
+        self.op, self.type, self.params, self.name = op, type, params or NO_PARAMS, name
         self.src: tuple[Any, ...] = src         # Tensors, or None for an operand that is not there
         self.ne = pad4(ne)
         self.nb: Ne = strides(type, self.ne) if nb is None else pad_nb(nb, self.ne)

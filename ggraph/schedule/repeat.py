@@ -35,8 +35,8 @@ class Section:
         self._numbers: list[int] = []
         for node in self.nodes:
             self._describe(node)
-        sizes = [(i, x.terms) for i, x in enumerate(self._numbers) if type(x) is Size]
-        self.described += [self._numbers, sizes]
+        sizes = [i for i, x in enumerate(self._numbers) if type(x) is Size]
+        self.described += [self._numbers, sizes, [self._numbers[i].terms for i in sizes]]       # type: ignore[attr-defined]
 
     def _describe(self, node: Tensor) -> None:
         """A node or view, and where its sources are found."""
@@ -50,8 +50,10 @@ class Section:
             elif x.op != "none":
                 self._describe(x)
                 found.append(seen[x])
+            elif x.buffer is None:                          # an input, which has no place yet
+                found.append(x)
             else:
-                found.append(x if x.buffer is None else self._leaf(x))          # an input has no place yet
+                found += "leaf", self._leaf(x)
         self.described += found
         self._numbers += node.ne
         if node.view_src is not None:                       # what has bytes of its own is contiguous
@@ -59,12 +61,12 @@ class Section:
             self._numbers.append(node.view_offs)
         seen[node] = len(seen)
 
-    def _leaf(self, leaf: Tensor) -> tuple[str, int]:
+    def _leaf(self, leaf: Tensor) -> int:
         if leaf not in self.leaves:
             self.leaves[leaf] = len(self.leaves)
             self.described += [leaf.type, self.leaves_before.get(leaf)]
             self._numbers += leaf.ne
-        return "leaf", self.leaves[leaf]
+        return self.leaves[leaf]
 
     def shared(self) -> set[object]:
         """What comes from further away than the section before, the same in all that are alike."""
