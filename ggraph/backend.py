@@ -111,6 +111,8 @@ class Device(Backend, Protocol):
         """(free, total) bytes."""
     def release(self) -> None:
         """Free all weights that `pack` took."""
+    def needs(self, splits: Sequence[tuple[Sequence[Tensor], Collection[Tensor]]]) -> int:
+        """Bytes that are allocated when these (nodes, keep) are compiled in this order, and nothing was before."""
 
 
 def backend_names() -> list[str]:

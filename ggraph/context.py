@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import NoneType, TracebackType
 from typing import Any
@@ -26,7 +27,7 @@ from .errors import Aborted, BatchError, ContextFull, Error, Single, expect, fil
 from .fit import check_context, need, resolve
 from .graph import Graph
 from .hook import STOP, Hook
-from .inputs import Given, graph_key, sizes
+from .inputs import graph_key, sizes
 from .memory import Step
 from .memory.cache import KVCache
 from .memory.layers import LayerMemory
@@ -81,7 +82,8 @@ class Context(Single):
                                swa_full=swa_full, n_rollback=n_rollback, mtp=mtp)
         self.hparams = model.nextn() if mtp else model.hparams
         self.mix = Mix()
-        self.placement = model.place(progress, lambda: need(model, self.hparams, self.cparams, offload_kqv))
+        self.mix.scales = Mix.checked(adapters, model.weights)
+        self.placement = model.place(progress, partial(need, model, self.hparams, self.cparams, self.mix, offload_kqv))
         self.backends: list[Backend] = self.placement.backends
         self.offload_kqv = offload_kqv
         check_context(self.hparams, self.cparams, [il for il in self.hparams.layers if self._home(il).host])
@@ -267,9 +269,7 @@ class Context(Single):
         key = ("shift", group.index)
         plan = self.plans.get(key)
         if plan is None:
-            graph, shift = shift_graph(self._builder(), group)
-            graph.inputs.append(Given(shift))
-            plan = self._put(key, self.plan(graph))
+            plan = self._put(key, self.plan(shift_graph(self._builder(), group)))
         plan.resize({})
         plan.fill(group.store.take_shift())
         plan.run(self.cparams.n_threads_batch)
@@ -334,10 +334,13 @@ class Context(Single):
     def drawing(self) -> Drawing | None:
         """What draws tokens on the device; None unless all of the model and its cache is there, and nobody looks at logits."""
         cp, device = self.cparams, self.placement.device
-        homes = {*self.placement.homes.values(), *map(self._home, self.hparams.layers)}
-        if device is None or homes != {device} or self.hook or cp.embeddings or cp.hidden or cp.mtp or self.hparams.ngrams:
+        whole = self.offload_kqv and self.placement.whole(self.hparams.layers)
+        if device is None or not whole or self.hook or cp.embeddings or cp.hidden or cp.mtp or self.hparams.ngrams:
             return None
-        self._drawing = self._drawing or Drawing(device)
+        if self._drawing is None:
+            drawing = Drawing(device)
+            drawing.alloc()
+            self._drawing = drawing
         return self._drawing
 
     def _see(self, plan: Plan, node: Tensor) -> None:

@@ -22,7 +22,6 @@ class Drawing:
     def __init__(self, device: Device):
         self.device, self.chained = device, False
         self.token = leaf(I32, (1,), "drawn_token")
-        self.token.buffer = device.alloc(4)
         self.steps = np.zeros((MAX_STEPS, 2), np.float32)
         self.uniform = np.zeros((1, 2), np.int32)
         self.pending: Callable[[], np.ndarray] | None = None        # waits for the token of the last step that was begun
@@ -39,6 +38,9 @@ class Drawing:
 
     def key(self) -> tuple[str, bool]:
         return "drawn", self.chained
+
+    def alloc(self) -> None:
+        self.token.buffer = self.device.alloc(int(self.token.nbytes))
 
     def free(self) -> None:
         self.device.free(self.token.buffer)

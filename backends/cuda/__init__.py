@@ -10,6 +10,7 @@ import pkgutil
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 
 import numpy as np
 
@@ -19,7 +20,8 @@ from ggraph.ops import VIEWS
 from ggraph.tensor import Tensor
 
 from .device import Device, Kernel
-from .lower import can
+from .lower import Emit, can
+from .lower import lower as lowered
 from .plan import Compiled
 
 __all__ = ["Buffer", "Compiled", "Cuda", "Device", "Kernel", "OutOfMemory", "open", "open_device"]
@@ -41,7 +43,7 @@ class Cuda:
         self.device = device
         self.graphs = env.get("GGRAPH_CUDA_GRAPH") != "0"
         self.weights: dict[Tensor, Buffer] = {}
-        self.scratches = [Buffer(0, 0)]
+        self.shared: dict[str, list[Buffer]] = {}   # memory that plans use while they run, by purpose; the last is the largest
         self.turn = threading.Lock()                # of plans: their launches stand together on the stream
         self.reported: set[str] = set()
         self.aborted = False
@@ -92,12 +94,20 @@ class Cuda:
             self.upload(buffer, 0, weight.buffer.data[weight.offset:weight.offset + int(weight.nbytes)])
         return self.weights[weight]
 
-    def scratch(self, nbytes: int) -> int:
-        """The address of so much memory that plans leave results in while they run: one runs at a time, so all share it. It stays
-        where it is, since recorded launches know it."""
-        if nbytes > self.scratches[-1].nbytes:
-            self.scratches.append(self.alloc(nbytes))
-        return self.scratches[-1].address
+    def share(self, purpose: str, nbytes: int) -> int:
+        """The address of so much memory, zeroed at first, that plans use while they run: one runs at a time, so all share it. It
+        stays where it is, since recorded launches know it."""
+        areas = self.shared.setdefault(purpose, [Buffer(0, 0)])
+        if nbytes > areas[-1].nbytes:
+            areas.append(self.alloc(nbytes))
+        return areas[-1].address
+
+    def needs(self, splits: Sequence[tuple[Sequence[Tensor], Collection[Tensor]]]) -> int:
+        emitted = [self.lower(nodes, keep) for nodes, keep in splits]
+        return sum(_grown(n) for n in zip(*((e.scratch_bytes, e.ticket_bytes) for e in emitted)))
+
+    def lower(self, nodes: Sequence[Tensor], keep: Collection[Tensor]) -> Emit:
+        return lowered([n for n in nodes if n.op not in VIEWS], frozenset(keep), self.device.library, self.device.max_shared)
 
     def place(self, tensor: Tensor) -> tuple[int, int]:
         """(address of the buffer, byte offset in it) on the device."""
@@ -107,7 +117,7 @@ class Cuda:
         return self.resident(root).address, tensor.view_offs
 
     def compile(self, nodes: Sequence[Tensor], keep: Collection[Tensor] = ()) -> Compiled:
-        return Compiled(self, [n for n in nodes if n.op not in VIEWS], frozenset(keep))
+        return Compiled(self, self.lower(nodes, keep))
 
     def ceilings(self, n_threads: int) -> Ceilings | None:
         """Not measured yet."""
@@ -128,6 +138,11 @@ class Cuda:
         """Free all that is left on the device."""
         self.weights.clear()
         self.device.close()
+
+
+def _grown(sizes: Sequence[int]) -> int:
+    """Bytes of all areas, where each size that exceeds those before it takes a new one."""
+    return sum(largest for largest, _ in groupby(accumulate(sizes, max)))
 
 
 def open_device(number: int = 0) -> Device:

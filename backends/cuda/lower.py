@@ -81,7 +81,7 @@ MAX_CONDITIONS = 2
 
 
 class Tickets(Scratch):
-    """Memory of a split that is zero before and after each launch."""
+    """Memory that is zero before and after each launch."""
 
 
 @dataclass(eq=False)

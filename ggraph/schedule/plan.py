@@ -6,12 +6,12 @@ batch at hand; keys and sizes come from the caller, the maths from the backends.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..backend import Backend, Compiled, NodeTime
+from ..backend import Backend, Device, NodeTime
 from ..graph import Graph
 from ..size import Sizes
 from ..tensor import Tensor
@@ -24,16 +24,46 @@ Watch = Callable[[Tensor], bool]
 See = Callable[["Plan", Tensor], None]
 
 
+class Layout:
+    """The splits of a graph, the bytes that each device needs for what they compute (`nbytes`), and the place of each result
+    there. No memory is taken yet; nodes read the twins of their inputs from now on."""
+
+    def __init__(self, graph: Graph, backends: Sequence[Backend], home: Home, watched: Collection[Tensor] = ()):
+        self.graph = graph
+        self.splits, staged = split(graph, assign(graph, backends, home), home, watched)
+        self.stages = [Stage(b, [(t, twin) for (device, t), twin in staged.items() if device is b]) for b in backends if not b.host]
+        device = {b: backends[-1] if b.host else b for b in backends}
+        leaves = [t for i in graph.inputs for t in i.tensors]
+        self.lives = alloc.lifetimes(self.splits, leaves, [*graph.outputs.values(), *watched], device)
+        self.nbytes = alloc.allocate(self.lives, watched, {stage.backend: stage.largest for stage in self.stages})
+
+    def settle(self, buffers: Mapping[Backend, Any]) -> None:
+        """There is memory on each device."""
+        for life in self.lives:
+            life.tensor.buffer = buffers[life.device]
+        for stage in self.stages:
+            stage.settle(buffers[stage.backend])
+
+    def backward(self) -> Iterator[tuple[Split, set[Tensor]]]:
+        """From the last split to the first, each with what is read after it."""
+        after: set[Tensor] = {t.root for t in self.graph.outputs.values()}
+        for part in reversed(self.splits):
+            yield part, after | ({part.watched.root} if part.watched else set())
+            after |= {s.root for n in part.nodes for s in n.src if s is not None} | {s for s, _ in part.copies}
+
+
 class Plan:
     def __init__(self, graph: Graph, backends: Sequence[Backend], home: Home, arenas: Mapping[Backend, alloc.Arena],
                  watch: Watch | None = None):
         self.graph, self.backends = graph, backends
         watched = {n for n in graph.computed() if _visible(n) and watch(n)} if watch else set()
-        self.splits, staged = split(graph, assign(graph, backends, home), home, watched)
-        self.stages = [Stage(b, [(t, twin) for (device, t), twin in staged.items() if device is b]) for b in backends if not b.host]
-        self.owner: dict[Tensor, Backend] = {}          # of what is allocated here, where that is not the host
-        self.moved = self._allocate(arenas, watched)
-        self.compiled = self._compile()
+        layout = Layout(graph, backends, home, watched)
+        self.splits, self.stages = layout.splits, layout.stages
+        moved = [arenas[b].reserve(n) for b, n in layout.nbytes.items()]
+        self.moved = any(moved)                         # that makes other plans invalid
+        layout.settle({b: arenas[b].buffer for b in layout.nbytes})
+        self.owner = {life.tensor: life.device for life in layout.lives if not life.device.host}
+        self.compiled = [part.backend.compile(part.nodes, keep) for part, keep in layout.backward()][::-1]
         reads = set().union(*(c.reads for c in self.compiled)) | {src for s in self.splits for src, _ in s.copies}
         sent = {t for stage in self.stages for t in stage.lay_out(reads)}
         self.inputs = [i for i in graph.inputs if any(t in reads or t in sent for t in i.tensors)]
@@ -46,27 +76,6 @@ class Plan:
     def _shown(self, watched: Collection[Tensor]) -> list[Tensor]:
         """Tensors whose present shape the host asks for: outputs, watched nodes, copies."""
         return [*self.graph.outputs.values(), *watched, *(t for s in self.splits for pair in s.copies for t in pair)]
-
-    def _allocate(self, arenas: Mapping[Backend, alloc.Arena], watched: Collection[Tensor]) -> bool:
-        """Offsets for everything; True if an arena had to grow, which makes other plans invalid."""
-        lives, totals = place(self.graph, self.splits, self.backends, watched, self.stages)
-        moved = [arenas[b].reserve(n) for b, n in totals.items()]
-        for life in lives:
-            life.tensor.buffer = arenas[life.device].buffer
-            if not life.device.host:
-                self.owner[life.tensor] = life.device
-        for stage in self.stages:
-            stage.settle(arenas[stage.backend].buffer)
-        return any(moved)
-
-    def _compile(self) -> list[Compiled]:
-        """From the last split to the first, so that each knows what is read after it."""
-        after: set[Tensor] = {t.root for t in self.graph.outputs.values()}
-        compiled = []
-        for part in reversed(self.splits):
-            compiled.append(part.backend.compile(part.nodes, after | ({part.watched.root} if part.watched else set())))
-            after |= {s.root for n in part.nodes for s in n.src if s is not None} | {s for s, _ in part.copies}
-        return compiled[::-1]
 
     def resize(self, values: Mapping[str, int]) -> bool:
         """Take over the sizes of the next batch; True if anything changed."""
@@ -131,20 +140,19 @@ class Plan:
         self._owner(tensor).upload(tensor.root.buffer, tensor.root.offset + self._shapes[tensor][8], np.ascontiguousarray(data))
 
 
-def place(graph: Graph, splits: Sequence[Split], backends: Sequence[Backend],
-          watched: Collection[Tensor] = (), stages: Sequence[Stage] = ()) -> tuple[list[alloc.Life], dict[Backend, int]]:
-    """Offsets for everything that is computed; the bytes needed on each device."""
-    device = {b: backends[-1] if b.host else b for b in backends}
-    leaves = [t for i in graph.inputs for t in i.tensors]
-    keep = [*graph.outputs.values(), *watched]
-    lives = alloc.lifetimes(splits, leaves, keep, device)
-    return lives, alloc.allocate(lives, watched, {stage.backend: stage.largest for stage in stages})
-
-
 def arena_bytes(graph: Graph, backend: Backend) -> int:
     """What the arena of a plan of this graph would take, if one backend ran it all."""
-    splits, _ = split(graph, assign(graph, [backend], lambda leaf: None), lambda leaf: None)
-    return sum(place(graph, splits, [backend])[1].values())
+    return sum(Layout(graph, [backend], lambda leaf: None).nbytes.values())
+
+
+def device_needs(graph: Graph, backends: Sequence[Backend], home: Home, device: Device) -> tuple[int, int, set[Tensor]]:
+    """What a plan of this graph would take on a device, which stays as it is: bytes of the arena, bytes beside it, and the leaves
+    that are read there."""
+    layout = Layout(graph, backends, home)
+    layout.settle({b: object() for b in layout.nbytes})
+    parts = [(part.nodes, keep) for part, keep in layout.backward() if part.backend is device]
+    reads = {s.root for nodes, _ in parts for n in nodes for s in n.src if s is not None and s.root.op == "none"}
+    return layout.nbytes.get(device, 0), device.needs(parts), reads
 
 
 def _visible(node: Tensor) -> bool:
