@@ -167,7 +167,8 @@ class Context(Single):
         self._process(kind, batch)
 
     def draw(self, batch: Batch, drawing: Drawing) -> None:
-        """Decode a batch whose one output row stays on the device, where a token is drawn. Returns before that is done."""
+        """Decode a batch whose output rows stay on the device, where a token of each is drawn. Returns before that is done."""
+        drawing.begin()
         self._process("decode", batch, drawing)
 
     def _process(self, kind: str, batch: Batch, drawing: Drawing | None = None) -> None:
@@ -181,6 +182,8 @@ class Context(Single):
                 try:
                     self.memory.apply(step)
                     plan, key, how = self._plan(kind, step, drawing)
+                    if drawing is not None:
+                        drawing.rows = self._output_rows(step.ubatch)
                     plan.fill(step)
                     if self._aborted:       # between two ubatches
                         raise Aborted("the run was aborted")
@@ -188,7 +191,7 @@ class Context(Single):
                     if drawing is None:
                         self._take_rows(plan, step, only=len(steps) == 1)
                     elif step.ubatch.output.any():
-                        drawing.pending = plan.fetch(plan.graph.outputs["drawn"])
+                        drawing.add(plan.fetch(plan.graph.outputs["drawn"]))
                 except BaseException as e:
                     self.memory.rollback()
                     if isinstance(e, Aborted | ContextFull):
@@ -334,8 +337,9 @@ class Context(Single):
     def drawing(self) -> Drawing | None:
         """What draws tokens on the device; None unless all of the model and its cache is there, and nobody looks at logits."""
         cp, device = self.cparams, self.placement.device
-        whole = self.offload_kqv and self.placement.whole(self.hparams.layers)
-        if device is None or not whole or self.hook or cp.embeddings or cp.hidden or cp.mtp or self.hparams.ngrams:
+        if device is None or self.hook or cp.embeddings or cp.hidden or cp.mtp or self.hparams.ngrams:
+            return None
+        if not (self.offload_kqv and self.placement.whole(self.hparams.layers)):
             return None
         if self._drawing is None:
             drawing = Drawing(device)
