@@ -126,8 +126,7 @@ def need(model: Model, hp: HParams, cp: CParams, mix: Mix, offload_kqv: bool, pl
               *(shift_graph(builder(), group) for group in (memory.kv if memory.can_shift else ()))]
     arenas, shared, reads = zip(*(device_needs(graph, placement.backends, home, device) for graph in graphs))
     leaves = {t for t in reads[0] if home(t) is None and mapped(t)} | {t for adapter in mix.adapters for t in adapter.leaves}
-    beside = sum(int(t.nbytes) for t in (*leaves, *([drawing.token] if drawing else [])))
-    total: int = cache + max(arenas) + max(shared) + beside
+    total: int = cache + max(arenas) + max(shared) + device.weight_bytes(leaves) + (int(drawing.token.nbytes) if drawing else 0)
     return total
 
 

@@ -185,7 +185,7 @@ def fitting(placement: Placement, weights: Mapping[str, Tensor], n_layer: int, w
 
     def too_many(n: int) -> bool:
         place(placement, weights, n_layer, n, wish.override_tensor)
-        taken = sum(int(t.nbytes) for t, home in placement.homes.items() if home is device)
+        taken = device.weight_bytes(t for t, home in placement.homes.items() if home is device)
         return taken > room or taken + need(placement) > room
     all_of_them = n_layer + 1
     return bisect_left(range(1, all_of_them + 1), True, key=too_many) if too_many(all_of_them) else all_of_them

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 
@@ -27,6 +27,9 @@ from .plan import Compiled
 __all__ = ["Buffer", "Compiled", "Cuda", "Device", "Kernel", "OutOfMemory", "open", "open_device"]
 
 
+ALIGN = 256                                         # bytes, of a weight
+
+
 @dataclass(eq=False)
 class Buffer:
     """Memory on the device."""
@@ -42,7 +45,8 @@ class Cuda:
     def __init__(self, device: Device):
         self.device = device
         self.graphs = env.get("GGRAPH_CUDA_GRAPH") != "0"
-        self.weights: dict[Tensor, Buffer] = {}
+        self.weights: dict[Tensor, Buffer] = {}     # parts of
+        self.packs: list[Buffer] = []
         self.shared: dict[str, list[Buffer]] = {}   # memory that plans use while they run, by purpose; the last is the largest
         self.turn = threading.Lock()                # of plans: their launches stand together on the stream
         self.reported: set[str] = set()
@@ -80,18 +84,26 @@ class Cuda:
         return False
 
     def pack(self, weights: Sequence[Tensor], progress: Progress | None = None) -> None:
-        for i, weight in enumerate(weights):
-            if not isinstance(weight.buffer, Buffer):
-                self.resident(weight)
+        """All that are new in one piece: a device rounds each of its pieces up, to megabytes."""
+        new = [t for t in weights if t not in self.weights and not isinstance(t.buffer, Buffer)]
+        if not new:
+            return
+        piece, offset = self.alloc(self.weight_bytes(new)), 0
+        self.packs.append(piece)
+        for i, weight in enumerate(new):
+            self.weights[weight] = Buffer(piece.address + offset, int(weight.nbytes))
+            self.upload(piece, offset, weight.buffer.data[weight.offset:weight.offset + int(weight.nbytes)])
+            offset += self.weight_bytes([weight])
             if progress:
-                progress("weights", i + 1, len(weights))
+                progress("weights", i + 1, len(new))
+
+    def weight_bytes(self, weights: Iterable[Tensor]) -> int:
+        return sum(-(-int(t.nbytes) // ALIGN) * ALIGN for t in weights)
 
     def resident(self, weight: Tensor) -> Buffer:
         """A weight's memory on the device; uploaded when it is first asked for."""
         if weight not in self.weights:
-            buffer = self.alloc(weight.nbytes)
-            self.weights[weight] = buffer
-            self.upload(buffer, 0, weight.buffer.data[weight.offset:weight.offset + int(weight.nbytes)])
+            self.pack([weight])
         return self.weights[weight]
 
     def share(self, purpose: str, nbytes: int) -> int:
@@ -124,8 +136,9 @@ class Cuda:
         return None
 
     def release(self) -> None:
-        for buffer in self.weights.values():
-            self.free(buffer)
+        for piece in self.packs:
+            self.free(piece)
+        self.packs.clear()
         self.weights.clear()
 
     def sync(self) -> None:
@@ -136,6 +149,7 @@ class Cuda:
 
     def close(self) -> None:
         """Free all that is left on the device."""
+        self.packs.clear()
         self.weights.clear()
         self.device.close()
 

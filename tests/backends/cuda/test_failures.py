@@ -76,7 +76,7 @@ def test_every_allocation_may_fail_once(path: Path, machine: Machine) -> None:
     """With "auto", fewer layers go to the device, and the logits are right; a number that was asked for is an error."""
     expected, n_layers = logits(path)
     n = allocations(path, machine)
-    assert n_layers == N_LAYER + 1 and n > 10
+    assert n_layers == N_LAYER + 1 and n > 5
     for number in range(n):
         machine.options = {"failing": [number]}
         try:
@@ -84,7 +84,7 @@ def test_every_allocation_may_fail_once(path: Path, machine: Machine) -> None:
             assert fewer == n_layers - 1 and close(found, expected)
         except ggraph.BackendError as e:            # of a plan that was made after loading
             assert number >= n - 2 and "bytes are asked for" in str(e)
-    for number in range(0, n, 3):
+    for number in range(n):
         machine.options = {"failing": [number]}
         with pytest.raises(ggraph.PlacementError if number < n - 2 else ggraph.BackendError, match="bytes are asked for"):
             logits(path, n_gpu_layers="all")

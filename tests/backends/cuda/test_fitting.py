@@ -113,11 +113,11 @@ def test_fitting_counts_from_the_output_down(monkeypatch: pytest.MonkeyPatch) ->
     """The output first, then the last layer; the embedding comes with all of them."""
     monkeypatch.setattr(placement, "MARGIN", 0)
     sizes = {"token_embd.weight": 48, "blk.0.ffn_up.weight": 200, "blk.1.ffn_up.weight": 300, "output.weight": 100}
-    weights = {name: leaf(F32, (n // 4,), name) for name, n in sizes.items()}
+    weights = {name: leaf(F32, (n * cuda.ALIGN // 4,), name) for name, n in sizes.items()}
 
     def n(free: int, need: Callable[[Placement], int] = lambda placed: 0, **wish: Any) -> int:
-        host, device = (cuda.Cuda(Emulator(free)) for _ in range(2))
+        host, device = (cuda.Cuda(Emulator(free * cuda.ALIGN)) for _ in range(2))
         return fitting(Placement(host, device), weights, 2, Wish(**wish), need)
     assert [n(free) for free in (0, 99, 100, 399, 400, 647, 648)] == [0, 0, 1, 1, 2, 2, 3]
-    assert [n(free, lambda placed: 20 * (3 - placed.first)) for free in (439, 440)] == [1, 2]
+    assert [n(free, lambda placed: 20 * cuda.ALIGN * (3 - placed.first)) for free in (439, 440)] == [1, 2]
     assert [n(free, override_tensor={"blk.1": "CPU"}) for free in (99, 100, 347, 348)] == [0, 2, 2, 3]

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from ggraph.backends.cuda import nvrtc, source
+from ggraph.backends.cuda.ops_attention import TILE_WIDTHS, WIDTHS
 from ggraph.errors import BackendError
 from tests.backends.optable import WEIGHTS
 
@@ -22,7 +23,8 @@ def variants(file: str) -> list[source.Defines]:
     if file in ("matvec", "gated", "experts"):
         return [*((("TYPE_0", t),) for t in QUANTIZED), MIXED]
     if file in ("attention", "attention_tile", "heads"):
-        return [(("K_TYPE", t), ("V_TYPE", t)) for t in CACHES]
+        widths = {"attention": WIDTHS, "attention_tile": TILE_WIDTHS}.get(file)
+        return [(("K_TYPE", t), ("V_TYPE", t), *((("WIDTH", str(w)),) if widths else ())) for t in CACHES for w in widths or (0,)]
     if file in ("delta", "recurrent"):
         return [(("LANES", n),) for n in "1248"]
     if file == "matmul":
