@@ -48,7 +48,7 @@ class CupyDevice(Device):
         self.number, self.threads = number, threading.local()
         properties = self.runtime.getDeviceProperties(number)
         self.name = properties["name"].decode()
-        self.n_processors, self.max_shared = properties["multiProcessorCount"], properties["sharedMemPerBlockOptin"]
+        self.max_shared = properties["sharedMemPerBlockOptin"]
         self.capability = properties["major"], properties["minor"]
         self.target = "sm_{}{}".format(*self.capability)
         self.runtime.setDevice(number)

@@ -37,7 +37,6 @@ LIBRARY = Kernel("", "multiply")        # no kernel of ours: `Device.multiply`
 class Device(ABC):
     """One GPU. Addresses are integers; what is launched or copied runs in that order. Errors: `BackendError`."""
     name: str
-    n_processors: int                   # streaming multiprocessors
     library = False                     # whether `multiply` can run
     max_shared: int                     # bytes of shared memory that one block may ask for
 

@@ -34,7 +34,6 @@ class Emulator(Device):
     """`total` bytes of memory can be allocated; what goes beyond is `OutOfMemory`, as on a device. `failing`: numbers of
     allocations, from 0 on, that fail however much is free."""
     name = "CUDA emulator"
-    n_processors = 4
     max_shared = 227 * 1024
 
     def __init__(self, total: int = 1 << 34, failing: Collection[int] = ()):

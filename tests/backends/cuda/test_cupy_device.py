@@ -42,7 +42,7 @@ class Runtime:
         assert getattr(self.current, "device", 0) == 1, "another device is this thread's current one"
 
     def getDeviceProperties(self, number: int) -> dict[str, Any]:
-        return {"name": b"NVIDIA Stand-in", "multiProcessorCount": 7, "sharedMemPerBlockOptin": 100_000, "major": 9, "minor": 0}
+        return {"name": b"NVIDIA Stand-in", "sharedMemPerBlockOptin": 100_000, "major": 9, "minor": 0}
 
     def setDevice(self, number: int) -> None:
         self.current.device = number
