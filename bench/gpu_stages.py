@@ -148,16 +148,19 @@ class Check:
             drawing.take([()] * n_seq)
             drawing.draw([0.0] * n_seq)
             issue = []
-            for step in range(n + 4):
-                if step == 4:                                       # sizes seen before are replayed by now
+            for step in range(-4, n):
+                if step == 0:                                       # sizes seen before are replayed by now
                     drawing.pending()()
                     start = time.perf_counter()
                     device.device.counts.clear()
+                elif step > 2 and self.clock.up():
+                    n = step
+                    break
                 batch = ggraph.Batch()
                 for seq in range(n_seq):
                     batch.add((step * 7 + seq) % model.n_vocab, None, seq, output=True)
                 begin = time.perf_counter()
-                drawing.chained = n_seq == 1 and step > 0
+                drawing.chained = n_seq == 1 and step > -4
                 ctx.draw(batch, drawing)
                 issue.append(time.perf_counter() - begin)
                 if n_seq > 1:
@@ -175,11 +178,13 @@ class Check:
         n = 16 if self.emulator else PROMPT
         with ggraph.Context(model, n_ctx=n + 256, n_batch=n, n_ubatch=n) as ctx:
             seconds = []
-            for _ in range(2 if self.emulator else 4):
+            for i in range(2 if self.emulator else 4):
+                if i > 1 and self.clock.up():
+                    break
                 ctx.memory.clear()
                 batch = ggraph.Batch()
-                for i in range(n):
-                    batch.add(i % model.n_vocab, i, 0, output=i == n - 1)
+                for pos in range(n):
+                    batch.add(pos % model.n_vocab, pos, 0, output=pos == n - 1)
                 start = time.perf_counter()
                 ctx.process("decode", batch)
                 seconds.append(time.perf_counter() - start)

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +119,7 @@ class Emulator(Device):
                 text = source.source(file)
                 for name, content in source.headers(text).items():
                     Path(d, name).write_text(content)
-                Path(d, "kernel.cpp").write_text(text + glue(source.names(file)))
+                Path(d, "kernel.cpp").write_text(text + glue(source.kernels(file)))
                 macros = [f"-D{k}={v}" for k, v in defines]
                 command = [self.compiler, *FLAGS, *macros, "-I", d, f"{d}/kernel.cpp", "-o", f"{d}/kernel.so"]
                 done = subprocess.run(command, capture_output=True, text=True)
@@ -182,10 +182,10 @@ def _floats(address: int, n: int, type: int) -> np.ndarray:
 def twins() -> list[str]:
     """Kernels whose path on a GPU is not what runs here: those with instructions that have a twin on the host, and the library."""
     return [*(f"{file}.{name}" for file in source.files() if TWINS & source.headers(source.source(file)).keys()
-              for name in source.names(file)), "multiply (cuBLAS)"]
+              for name in source.kernels(file)), "multiply (cuBLAS)"]
 
 
-def glue(names: list[str]) -> str:
+def glue(names: Iterable[str]) -> str:
     """What makes kernels callable from outside."""
     return "".join(
         f'\nextern "C" unsigned arity_{n}() {{ return emulator::arity({n}); }}'

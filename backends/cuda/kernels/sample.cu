@@ -126,7 +126,7 @@ __device__ uint32_t extreme(const Row & r, bool highest, float least) {
     return highest ? found : ~found;
 }
 
-KERNEL sample(Tensor dst, Tensor logits, Tensor steps, Tensor uniform) {
+KERNEL __launch_bounds__(512) sample(Tensor dst, Tensor logits, Tensor steps, Tensor uniform) {
     Row r;
     r.data = at(logits, 0, blockIdx.x, 0, 0); r.stride = logits.nb[0]; r.n = (int) logits.ne[0];
     r.n_divisors = 0; r.floor = 0; r.end = r.n;
