@@ -23,7 +23,9 @@ from ggraph.errors import BackendError
 from . import source
 from .device import LARGEST_ARG, Device, Dim, Kernel
 
-FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-shared", "-fPIC", "-DGGRAPH_EMULATOR"]
+# A misaligned access, which a GPU refuses, ends the process.
+FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-fsanitize=alignment",
+         "-fsanitize-undefined-trap-on-error", "-w", "-shared", "-fPIC", "-DGGRAPH_EMULATOR"]
 TWINS = {"mma.cuh"}                    # headers with such instructions
 MARGIN = 256
 PATTERN = 0xA5

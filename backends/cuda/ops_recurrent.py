@@ -11,7 +11,7 @@ MAX_STATE = 256             # values of a warp's row of the state
 CHUNK = 64                  # tokens of a chunk of the delta rule
 COLUMNS = 16                # of a state that a block has there
 MAX_CHUNKED = 128           # values of a state's row there
-MAX_HEAD = 1024             # threads of a block
+MAX_HEAD = 256              # threads of a block
 
 
 def lanes(n: int) -> tuple[tuple[str, str], ...]:

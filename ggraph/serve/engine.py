@@ -21,6 +21,7 @@ from ..batch import Batch
 from ..context import Context
 from ..drawing import Chain
 from ..errors import Aborted, ContextFull, Error, Single, at_least, expect, flags
+from ..sampling import Sampler
 from ..vocab import Vocab
 from .batcher import Batcher, Part
 from .chunks import refusal
@@ -231,19 +232,26 @@ class Engine(Single):
 
     def _decode(self, batch: Batch, parts: Sequence[Part]) -> np.ndarray:
         drawing = self.ctx.drawing()
-        drawn = [(task.sampler, self._chain(part, task)) for part in parts if part.n_outputs and (task := part.slot.task)]
-        chains = [chain for _, chain in drawn if chain is not None]
-        if drawing is None or not drawn or len(chains) < len(drawn):
+        chains = self._chains(parts) if drawing is not None else []
+        if drawing is None or not chains:
             self.ctx.process("decode", batch)
             return self.ctx.logits
-        drawing.take(chains)
-        drawing.draw([sampler.ahead() for sampler, _ in drawn])
+        drawing.take([chain for _, chain in chains])
+        drawing.draw([sampler.ahead() for sampler, _ in chains])
         self.ctx.draw(batch, drawing)
         return drawing.pending()()
 
-    def _chain(self, part: Part, task: Task) -> Chain | None:
-        """How a device may draw the token of this part; None where logits are wanted."""
-        return None if part.scored or part.guesses or self._waiting_for(task) else task.chain()
+    def _chains(self, parts: Sequence[Part]) -> list[tuple[Sampler, Chain]]:
+        """How a device may draw the tokens of all parts; none where logits are wanted of one."""
+        found = list[tuple[Sampler, Chain]]()
+        for part in (part for part in parts if part.n_outputs):
+            task = part.slot.task
+            assert task is not None
+            chain = None if part.scored or part.guesses or self._waiting_for(task) else task.chain()
+            if chain is None:
+                return []
+            found.append((task.sampler, chain))
+        return found
 
     def _settle(self, parts: Sequence[Part]) -> None:
         """As if the batch had not been. Of one that failed in a later ubatch, earlier rows are in memory; guesses are not text."""

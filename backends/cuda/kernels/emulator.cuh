@@ -22,7 +22,7 @@
 #define __align__(n) __attribute__((aligned(n)))
 
 struct dim3 { unsigned x, y, z; dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {} };
-struct int4 { int x, y, z, w; };
+struct alignas(16) int4 { int x, y, z, w; };
 
 namespace emulator {
 
