@@ -75,7 +75,7 @@ class Cuda:
 
     def supports(self, node: Tensor) -> bool:
         """False, and said once for each op and type, where there is no kernel."""
-        if node.op in VIEWS or can(node):
+        if node.op in VIEWS or can(node, self.device.max_shared):
             return True
         what = f"{node.op} of {', '.join(s.type.name for s in node.src if s is not None)}"
         if what not in self.reported:

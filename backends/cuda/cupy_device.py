@@ -21,6 +21,7 @@ from .device import Device, Dim, Kernel
 HOST_TO_DEVICE, DEVICE_TO_HOST, WITHIN_DEVICE = 1, 2, 3
 NO_MEMORY = 2                       # cudaErrorMemoryAllocation
 MAX_DYNAMIC_SHARED = 8              # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+STATIC_SHARED = 1024                # bytes that a kernel with dynamic shared memory has beside it, at most
 WITHOUT_ASKING = 48 * 1024          # bytes of shared memory that every kernel may have
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,7 +49,7 @@ class CupyDevice(Device):
         self.number, self.threads = number, threading.local()
         properties = self.runtime.getDeviceProperties(number)
         self.name = properties["name"].decode()
-        self.max_shared = properties["sharedMemPerBlockOptin"]
+        self.max_shared = properties["sharedMemPerBlockOptin"] - STATIC_SHARED
         self.capability = properties["major"], properties["minor"]
         self.target = "sm_{}{}".format(*self.capability)
         self.runtime.setDevice(number)

@@ -168,6 +168,6 @@ def test_what_the_device_lacks_runs_on_the_cpu_and_is_told_once(path: Path, mach
                                                                 capsys: pytest.CaptureFixture[str]) -> None:
     expected, _ = logits(path)
     capsys.readouterr()
-    monkeypatch.setattr(cuda, "can", lambda node: node.op != "rms_norm")
+    monkeypatch.setattr(cuda, "can", lambda node, max_shared: node.op != "rms_norm")
     assert close(logits(path)[0], expected)
     assert capsys.readouterr().err.count("cuda has no kernel for rms_norm of F32: it runs on the CPU") == 1

@@ -9,9 +9,10 @@ from ggraph.backends import ref
 from ggraph.backends.cuda import Cuda, source
 from ggraph.backends.cuda.device import Kernel
 from ggraph.backends.cuda.emulator import Emulator
+from ggraph.backends.cuda.lower import can
 from ggraph.dtypes import F32, I32, Q8_0, DType
 from ggraph.errors import BackendError
-from ggraph.tensor import Tensor
+from ggraph.tensor import Tensor, leaf
 from tests.backends.cuda.graphs import run
 from tests.backends.cuda.test_delta import rule
 from tests.backends.opcase import Build, Case, nmse, run_case
@@ -55,6 +56,15 @@ def test_blocks_are_no_larger_than_their_kernels_allow() -> None:
     with pytest.raises(BackendError, match="kernel sample: a block of 1024 x 1 x 1 threads cannot be launched"):
         device.launch(Kernel("sample", "sample"), (1, 1, 1), (1024, 1, 1), 0, np.zeros(4, np.uint64))
     device.close()
+
+
+def test_rows_too_long_for_shared_memory_are_sorted_on_the_cpu() -> None:
+    """A GPU of compute capability 7.5 has 64 KiB for a block, of which kernels have some beside."""
+    small = Emulator()
+    small.max_shared = 63 * 1024
+    cuda, x = Cuda(small), leaf(F32, (8000,), "x")
+    assert cuda.supports(ops.argsort(leaf(F32, (4000,), "x"))) and not cuda.supports(ops.argsort(x)) and can(ops.argsort(x))
+    cuda.close()
 
 
 def test_chunks_that_do_not_fit_shared_memory_are_not_made() -> None:
