@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import NoneType, TracebackType
 from typing import Any
@@ -81,9 +80,8 @@ class Context(Single):
                                n_threads_batch=n_threads_batch, embeddings=embeddings, pooling=pooling, rope=rope,
                                swa_full=swa_full, n_rollback=n_rollback, mtp=mtp)
         self.hparams = model.nextn() if mtp else model.hparams
-        self.mix = Mix()
-        self.mix.scales = Mix.checked(adapters, model.weights)
-        self.placement = model.place(progress, partial(need, model, self.hparams, self.cparams, self.mix, offload_kqv))
+        self.mix = Mix(Mix.checked(adapters, model.weights))
+        self.placement = model.place(progress, lambda p: need(model, self.hparams, self.cparams, self.mix, offload_kqv, p))
         self.backends: list[Backend] = self.placement.backends
         self.offload_kqv = offload_kqv
         check_context(self.hparams, self.cparams, [il for il in self.hparams.layers if self._home(il).host])
@@ -342,9 +340,7 @@ class Context(Single):
         if not (self.offload_kqv and self.placement.whole(self.hparams.layers)):
             return None
         if self._drawing is None:
-            drawing = Drawing(device)
-            drawing.alloc()
-            self._drawing = drawing
+            self._drawing = Drawing(device).alloc()
         return self._drawing
 
     def _see(self, plan: Plan, node: Tensor) -> None:

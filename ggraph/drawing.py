@@ -63,8 +63,9 @@ class Drawing:
     def key(self) -> tuple[str, bool]:
         return "drawn", self.chained
 
-    def alloc(self) -> None:
+    def alloc(self) -> Drawing:
         self.token.buffer = self.device.alloc(int(self.token.nbytes))
+        return self
 
     def free(self) -> None:
         self.device.free(self.token.buffer)
