@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import synthetic
 
 import ggraph
@@ -140,28 +139,33 @@ class Check:
         return {"wrong": [], "left_out": self.left_out, "results": results, "bytes_per_second_of_copy": self.bandwidth}
 
     def _decode(self, model: ggraph.Model, name: str, n_seq: int) -> Found:
-        """Steps of one token for each of `n_seq` sequences; of a lone one, the token is drawn on the device."""
+        """Steps of one token for each of `n_seq` sequences, drawn on the device; a lone one does not wait for it."""
         n = 3 if self.emulator else DECODED
         with ggraph.Context(model, n_ctx=256 * n_seq, n_batch=64, n_ubatch=64, n_seq_max=n_seq) as ctx:
             device: Any = ctx.backends[0]
-            drawing = ctx.drawing() if n_seq == 1 else None
+            drawing = ctx.drawing()
+            assert drawing is not None
+            drawing.take([()] * n_seq)
+            drawing.draw([0.0] * n_seq)
             issue = []
-            for step in range(n + 4):
-                if step == 4:                                       # sizes seen before are replayed by now
-                    wait(drawing, device)
+            for step in range(-4, n):
+                if step == 0:                                       # sizes seen before are replayed by now
+                    drawing.pending()()
                     start = time.perf_counter()
                     device.device.counts.clear()
+                elif step > 2 and self.clock.up():
+                    n = step
+                    break
                 batch = ggraph.Batch()
                 for seq in range(n_seq):
                     batch.add((step * 7 + seq) % model.n_vocab, None, seq, output=True)
                 begin = time.perf_counter()
-                if drawing is None:
-                    ctx.process("decode", batch)
-                else:
-                    drawing.chained = step > 0
-                    ctx.draw(batch, drawing)
+                drawing.chained = n_seq == 1 and step > -4
+                ctx.draw(batch, drawing)
                 issue.append(time.perf_counter() - begin)
-            wait(drawing, device)
+                if n_seq > 1:
+                    drawing.pending()()
+            drawing.pending()()
             seconds = (time.perf_counter() - start) / n
             counts = {what: count / n for what, count in device.device.counts.items()}
         nbytes = sum(int(t.nbytes) for t in model.weights.leaves.values() if t.name != "token_embd.weight" or tied(model))
@@ -174,11 +178,13 @@ class Check:
         n = 16 if self.emulator else PROMPT
         with ggraph.Context(model, n_ctx=n + 256, n_batch=n, n_ubatch=n) as ctx:
             seconds = []
-            for _ in range(2 if self.emulator else 4):
+            for i in range(2 if self.emulator else 4):
+                if i > 1 and self.clock.up():
+                    break
                 ctx.memory.clear()
                 batch = ggraph.Batch()
-                for i in range(n):
-                    batch.add(i % model.n_vocab, i, 0, output=i == n - 1)
+                for pos in range(n):
+                    batch.add(pos % model.n_vocab, pos, 0, output=pos == n - 1)
                 start = time.perf_counter()
                 ctx.process("decode", batch)
                 seconds.append(time.perf_counter() - start)
@@ -194,12 +200,6 @@ class Check:
             line += f" {rate / 1e9:8.1f} GB/s" + (f" {100 * rate / self.bandwidth:5.1f}% of the copy" if self.bandwidth else "")
             line += f", issued in {found['issue_ms']:.3f} ms"
         print(line, flush=True)
-
-
-def wait(drawing: Any, device: Any) -> None:
-    if drawing is not None and drawing.pending is not None:
-        np.asarray(drawing.pending())
-    device.sync()
 
 
 def tied(model: ggraph.Model) -> bool:

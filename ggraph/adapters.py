@@ -136,8 +136,8 @@ class Adapter(Single):
 class Mix:
     """The adapters of a Context and how much of each. Which ones is part of the graph; their scales are an input of it."""
 
-    def __init__(self) -> None:
-        self.scales: dict[Adapter, float] = {}
+    def __init__(self, scales: dict[Adapter, float] | None = None):
+        self.scales = scales or {}
 
     @property
     def adapters(self) -> tuple[Adapter, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -124,6 +124,10 @@ class Device(Backend, Protocol):
         """(free, total) bytes."""
     def release(self) -> None:
         """Free all weights that `pack` took."""
+    def weight_bytes(self, weights: Iterable[Tensor]) -> int:
+        """Bytes that `pack` would allocate for these."""
+    def needs(self, splits: Sequence[tuple[Sequence[Tensor], Collection[Tensor]]]) -> int:
+        """Bytes that are allocated when these (nodes, keep) are compiled in this order, and nothing was before."""
 
 
 def backend_names() -> list[str]:

@@ -26,7 +26,7 @@ from .errors import Aborted, BatchError, ContextFull, Error, Single, expect, fil
 from .fit import check_context, need, resolve
 from .graph import Graph
 from .hook import STOP, Hook
-from .inputs import Given, graph_key, sizes
+from .inputs import graph_key, sizes
 from .memory import Step
 from .memory.cache import KVCache
 from .memory.layers import LayerMemory
@@ -81,8 +81,8 @@ class Context(Single):
                                n_threads_batch=n_threads_batch, embeddings=embeddings, pooling=pooling, rope=rope,
                                swa_full=swa_full, n_rollback=n_rollback, mtp=mtp)
         self.hparams = model.nextn() if mtp else model.hparams
-        self.mix = Mix()
-        self.placement = model.place(progress, lambda: need(model, self.hparams, self.cparams, offload_kqv))
+        self.mix = Mix(Mix.checked(adapters, model.weights))
+        self.placement = model.place(progress, lambda p: need(model, self.hparams, self.cparams, self.mix, offload_kqv, p))
         self.backends: list[Backend] = self.placement.backends
         self.offload_kqv = offload_kqv
         check_context(self.hparams, self.cparams, [il for il in self.hparams.layers if self._home(il).host])
@@ -166,7 +166,8 @@ class Context(Single):
         self._process(kind, batch)
 
     def draw(self, batch: Batch, drawing: Drawing) -> None:
-        """Decode a batch whose one output row stays on the device, where a token is drawn. Returns before that is done."""
+        """Decode a batch whose output rows stay on the device, where a token of each is drawn. Returns before that is done."""
+        drawing.begin()
         self._process("decode", batch, drawing)
 
     def _process(self, kind: str, batch: Batch, drawing: Drawing | None = None) -> None:
@@ -180,6 +181,8 @@ class Context(Single):
                 try:
                     self.memory.apply(step)
                     plan, key, how = self._plan(kind, step, drawing)
+                    if drawing is not None:
+                        drawing.rows = self._output_rows(step.ubatch)
                     plan.fill(step)
                     if self._aborted:       # between two ubatches
                         raise Aborted("the run was aborted")
@@ -187,7 +190,7 @@ class Context(Single):
                     if drawing is None:
                         self._take_rows(plan, step, only=len(steps) == 1)
                     elif step.ubatch.n_outputs:
-                        drawing.pending = plan.fetch(plan.graph.outputs["drawn"])
+                        drawing.add(plan.fetch(plan.graph.outputs["drawn"]))
                 except BaseException as e:
                     self.memory.rollback()
                     if isinstance(e, Aborted | ContextFull):
@@ -268,9 +271,7 @@ class Context(Single):
         key = ("shift", group.index)
         plan = self.plans.get(key)
         if plan is None:
-            graph, shift = shift_graph(self._builder(), group)
-            graph.inputs.append(Given(shift))
-            plan = self._put(key, self.plan(graph))
+            plan = self._put(key, self.plan(shift_graph(self._builder(), group)))
         plan.resize({})
         plan.fill(group.store.take_shift())
         plan.run(self.cparams.n_threads_batch)
@@ -335,10 +336,12 @@ class Context(Single):
     def drawing(self) -> Drawing | None:
         """What draws tokens on the device; None unless all of the model and its cache is there, and nobody looks at logits."""
         cp, device = self.cparams, self.placement.device
-        homes = {*self.placement.homes.values(), *map(self._home, self.hparams.layers)}
-        if device is None or homes != {device} or self.hook or cp.embeddings or cp.hidden or cp.mtp or self.hparams.ngrams:
+        if device is None or self.hook or cp.embeddings or cp.hidden or cp.mtp or self.hparams.ngrams:
             return None
-        self._drawing = self._drawing or Drawing(device)
+        if not (self.offload_kqv and self.placement.whole(self.hparams.layers)):
+            return None
+        if self._drawing is None:
+            self._drawing = Drawing(device).alloc()
         return self._drawing
 
     def _see(self, plan: Plan, node: Tensor) -> None:

@@ -10,17 +10,21 @@ from typing import Any
 
 from . import dtypes, env
 from .adapters import Mix
-from .backend import open_backend
+from .backend import Backend, open_backend
 from .build import Builder, Dims
 from .cparams import POOLING, CParams, resolve_rope
+from .drawing import Drawing
 from .errors import Error, PlacementError, at_least, expect, flags, integer
 from .graph import Graph
 from .hparams import HParams
 from .memory.kv import N_PAD
 from .memory.layers import LayerMemory
 from .model import Model, sensible
-from .placement import Need
-from .schedule.plan import arena_bytes
+from .placement import Placement
+from .schedule.plan import arena_bytes, device_needs
+from .schedule.split import mapped
+from .shift import shift_graph
+from .tensor import Tensor
 
 MAX_THREADS = 255
 MAX_SEQS = 4096             # each takes a row of the table of who owns which cell
@@ -40,14 +44,17 @@ def memory_needed(model: Model, *, n_ctx: int = 0, n_batch: int = 2048, n_ubatch
     memory = LayerMemory(hp, cp)
     state = memory.rs.nbytes if memory.rs else 0
     return {"weights": sum(t.nbytes for t in model.weights.leaves.values()), "kv": memory.nbytes - state, "state": state,
-            "compute": arena_bytes(_graph(model, hp, cp, memory), open_backend("ref"))}
+            "compute": arena_bytes(_graph(model, _builder(model, hp, cp, memory, Mix())), open_backend("ref"))}
 
 
-def _graph(model: Model, hp: HParams, cp: CParams, memory: LayerMemory) -> Graph:
-    """At the largest sizes."""
-    b = Builder(hp, model.weights, cp, memory, Dims.largest(cp, recurrent=memory.rs is not None), False, Mix())
+def _builder(model: Model, hp: HParams, cp: CParams, memory: LayerMemory, mix: Mix, drawing: Drawing | None = None) -> Builder:
+    """Of graphs at the largest sizes."""
+    return Builder(hp, model.weights, cp, memory, Dims.largest(cp, recurrent=memory.rs is not None), False, mix, drawing)
+
+
+def _graph(model: Model, b: Builder) -> Graph:
     with sensible(model.path.name):
-        getattr(model.arch, "nextn_graph" if cp.mtp else "graph")(b)
+        getattr(model.arch, "nextn_graph" if b.cp.mtp else "graph")(b)
     return b.g
 
 
@@ -101,16 +108,28 @@ def cell_bytes(hp: HParams, type_k: dtypes.DType, type_v: dtypes.DType, layers: 
     return indexed + sum(type_k.row_bytes(hp.n_embd_k_gqa(il)) + type_v.row_bytes(hp.n_embd_v_gqa(il)) for il in kept) or 1
 
 
-def need(model: Model, hp: HParams, cp: CParams, offload_kqv: bool) -> Need:
-    """What a Context takes on a device beside the weights: caches and states by layer, and the arena with twins of all inputs."""
-    memory = LayerMemory(hp, cp)
-    layers = [0] * (hp.n_layer + 1)
-    for group in memory.groups if offload_kqv else ():
-        for il, tensor in group.layers():
-            layers[min(il, hp.n_layer)] += tensor.nbytes
-    graph = _graph(model, hp, cp, memory)
-    twins = sum(int(t.nbytes) for i in graph.inputs for t in i.tensors)
-    return Need(layers, twins + arena_bytes(graph, open_backend("ref")))
+def need(model: Model, hp: HParams, cp: CParams, mix: Mix, offload_kqv: bool, placement: Placement) -> int:
+    """Bytes that a Context takes on the device of a placement beside the weights that have their home there: caches and states,
+    the arena of its plans, what these share, adapters and other weights that they read, the token that is drawn."""
+    device = placement.device
+    assert device is not None
+    memory, drawing = LayerMemory(hp, cp), Drawing(device) if offload_kqv and placement.whole(hp.layers) else None
+    cache = memory.place(lambda il: placement.layer(il) if offload_kqv else placement.host, device)
+    for t in (*memory.tensors(), *([drawing.token] if drawing else [])):
+        t.buffer = object()                         # each of its own, as far as a layout looks at them
+
+    def home(leaf: Tensor) -> Backend | None:
+        return placement.homes.get(leaf) or memory.home(leaf) or (device if drawing and leaf is drawing.token else None)
+
+    def builder(drawing: Drawing | None = None) -> Builder:
+        return _builder(model, hp, cp, memory, mix, drawing)
+
+    graphs = [_graph(model, builder()), *([_graph(model, builder(drawing))] if drawing else []),
+              *(shift_graph(builder(), group) for group in (memory.kv if memory.can_shift else ()))]
+    arenas, shared, reads = zip(*(device_needs(graph, placement.backends, home, device) for graph in graphs))
+    leaves = {t for t in reads[0] if home(t) is None and mapped(t)} | {t for adapter in mix.adapters for t in adapter.leaves}
+    total: int = cache + max(arenas) + max(shared) + device.weight_bytes(leaves) + (int(drawing.token.nbytes) if drawing else 0)
+    return total
 
 
 def check_context(hp: HParams, cp: CParams, on_host: Collection[int]) -> None:

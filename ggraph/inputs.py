@@ -109,16 +109,17 @@ class OutputIds(Input):
 
 
 class Draw(Input):
-    """`draw_steps` F32 [2, MAX_STEPS] and `draw_uniform` I32 [2, n_outputs]: a chain of samplers, and a random number for it."""
+    """`draw_steps` F32 [2, MAX_STEPS, n_outputs] and `draw_uniform` I32 [2, n_outputs]: of each row its chain of samplers, and a
+    random number for it."""
 
     def __init__(self, drawing: Drawing, n_outputs: int):
         self.drawing = drawing
-        self.tensors = leaf(F32, (2, MAX_STEPS), "draw_steps"), leaf(I32, (2, n_outputs), "draw_uniform")
+        self.tensors = leaf(F32, (2, MAX_STEPS, n_outputs), "draw_steps"), leaf(I32, (2, n_outputs), "draw_uniform")
 
     key = None
 
     def fill(self, step: Step) -> tuple[np.ndarray, ...]:
-        return self.drawing.steps, self.drawing.uniform
+        return self.drawing.steps[self.drawing.rows], self.drawing.uniform[self.drawing.rows]
 
 
 class CellIds(Input):

@@ -10,7 +10,7 @@ import pkgutil
 import re
 import threading
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -122,10 +122,11 @@ class Model(Single):
         """Those that run this model, the host last; none before the first Context."""
         return self.placement.backends if self.placement else []
 
-    def place(self, progress: Progress | None = None, need: Callable[[], placement.Need] = placement.Need) -> placement.Placement:
+    def place(self, progress: Progress | None = None, need: placement.Need = lambda placement: 0) -> placement.Placement:
         """Open the backends and give them the weights, once; a later call returns the same placement.
 
-        `need` tells what the Context at hand takes on a device beside the weights. `PlacementError` where that does not fit.
+        `need` tells what the Context at hand takes on the device of a placement, beside the weights. `PlacementError` where that
+        does not fit.
         """
         with self._lock:
             self.check_open()

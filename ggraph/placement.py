@@ -6,7 +6,8 @@ layer. It places nothing itself, and knows no graph.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,13 +19,6 @@ from .tensor import Tensor
 LAYER = re.compile(r"(?:enc\.)?blk\.(\d+)\.")
 DEVICE = "cuda"                                      # the backend with memory of its own
 MARGIN = 256 << 20                                   # bytes of a device that stay free for what the driver needs
-
-
-@dataclass(frozen=True)
-class Need:
-    """Bytes that a Context needs on a device beside the weights: for each layer (K, V and state), and once (its arena)."""
-    layers: Sequence[int] = ()
-    once: int = 0
 
 
 @dataclass(frozen=True)
@@ -57,9 +51,15 @@ class Placement:
         """Where the cache of layer il lives."""
         return self.host if self.device is None or il < self.first else self.device
 
+    def whole(self, layers: Iterable[int]) -> bool:
+        """All weights, and the caches of these layers, live on the device."""
+        return self.device is not None and {*self.homes.values(), *map(self.layer, layers)} == {self.device}
 
-def load(weights: Mapping[str, Tensor], n_layer: int, wish: Wish, need: Callable[[], Need],
-         progress: Progress | None = None) -> Placement:
+
+Need = Callable[[Placement], int]                    # bytes that a Context takes on the device beside the weights placed there
+
+
+def load(weights: Mapping[str, Tensor], n_layer: int, wish: Wish, need: Need, progress: Progress | None = None) -> Placement:
     """Open the backends and give each its weights; `need` is asked where as many layers are wanted as fit. `PlacementError` where a
     number of layers that was asked for does not fit; nothing stays open then."""
     number = parse_device(wish.device)
@@ -75,7 +75,7 @@ def load(weights: Mapping[str, Tensor], n_layer: int, wish: Wish, need: Callable
         opened.append(open_backend("cpu" if chosen in ("", DEVICE) else chosen, repack=wish.repack))
         placement = Placement(opened[-1], device, number=number or 0, fixed=wanted is not None)
         if device is not None:
-            n = fitting(weights, n_layer, need(), device.memory()[0]) if wanted is None else wanted
+            n = fitting(placement, weights, n_layer, wish, need) if wanted is None else wanted
             place(placement, weights, n_layer, n, wish.override_tensor)
         _give(placement, weights, n_layer, wish, progress)
     except BaseException:
@@ -177,20 +177,18 @@ def layer_of(name: str, n_layer: int, tied: bool) -> int | None:
     return -1 if name.startswith(("token_embd.", "per_layer_token_embd.")) else None
 
 
-def fitting(weights: Mapping[str, Tensor], n_layer: int, need: Need, free: int) -> int:
-    """How many layers fit `free` bytes, the output first, then from the last layer down; the embedding comes with all of them."""
-    room, sizes = free - need.once - MARGIN, [0] * (n_layer + 2)
-    for name, tensor in weights.items():
-        il = layer_of(name, n_layer, "output.weight" not in weights)
-        sizes[-1 if il is None else il] += int(tensor.nbytes)
-    for il, n in enumerate(need.layers):
-        sizes[il] += n
-    room -= sizes[-1]
-    for count, il in enumerate(range(n_layer, -1, -1)):
-        room -= sizes[il]
-        if room < 0:
-            return count
-    return n_layer + 1
+def fitting(placement: Placement, weights: Mapping[str, Tensor], n_layer: int, wish: Wish, need: Need) -> int:
+    """How many layers fit the free memory of the device, the output first, then from the last layer down; the embedding comes with
+    all of them."""
+    assert placement.device is not None
+    device, room = placement.device, placement.device.memory()[0] - MARGIN
+
+    def too_many(n: int) -> bool:
+        place(placement, weights, n_layer, n, wish.override_tensor)
+        taken = device.weight_bytes(t for t, home in placement.homes.items() if home is device)
+        return taken > room or taken + need(placement) > room
+    all_of_them = n_layer + 1
+    return bisect_left(range(1, all_of_them + 1), True, key=too_many) if too_many(all_of_them) else all_of_them
 
 
 def place(placement: Placement, weights: Mapping[str, Tensor], n_layer: int, n_offloaded: int,

@@ -8,19 +8,21 @@ from __future__ import annotations
 from . import ops
 from .build import Builder
 from .graph import Graph
+from .inputs import Given
 from .memory.cache import KVCache
 from .tensor import F32, I32, Tensor, leaf
 
 
-def shift_graph(b: Builder, group: KVCache) -> tuple[Graph, Tensor]:
-    """(graph, `k_shift` I32 [n_cells of all streams])"""
+def shift_graph(b: Builder, group: KVCache) -> Graph:
+    """Its input is what `take_shift` of the store gives, `k_shift` I32 [n_cells of all streams]."""
     shift = leaf(I32, (group.store.size * group.store.n_stream,), "k_shift")
     for il, cache in group.k.items():
         if b.hp.has_rope(il):
             b.g.expand(ops.cpy(_rotated(b, cache, b.hp.n_head_kv[il], il, shift, group.rot_k), cache))
     for il, cache in group.i.items():                   # those that are averaged stay as they were before rotation
         b.g.expand(ops.cpy(_rotated(b, cache, 1, il, shift, 0), cache))
-    return b.g, shift
+    b.g.inputs.append(Given(shift))
+    return b.g
 
 
 def _rotated(b: Builder, cache: Tensor, n_head: int, il: int, shift: Tensor, rot: int) -> Tensor:

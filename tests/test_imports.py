@@ -38,7 +38,8 @@ inputs
 build
 schedule
 observe
-shift state debug fit
+shift state debug
+fit
 context
 sampling grammar
 generate

@@ -8,8 +8,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 
 import numpy as np
 
@@ -19,10 +20,14 @@ from ggraph.ops import VIEWS
 from ggraph.tensor import Tensor
 
 from .device import Device, Kernel
-from .lower import can
+from .lower import Emit, can
+from .lower import lower as lowered
 from .plan import Compiled
 
 __all__ = ["Buffer", "Compiled", "Cuda", "Device", "Kernel", "OutOfMemory", "open", "open_device"]
+
+
+ALIGN = 256                                         # bytes, of a weight
 
 
 @dataclass(eq=False)
@@ -41,8 +46,9 @@ class Cuda:
     def __init__(self, device: Device):
         self.device = device
         self.graphs = env.get("GGRAPH_CUDA_GRAPH") != "0"
-        self.weights: dict[Tensor, Buffer] = {}
-        self.scratches = [Buffer(0, 0)]
+        self.weights: dict[Tensor, Buffer] = {}     # parts of
+        self.packs: list[Buffer] = []
+        self.shared: dict[str, list[Buffer]] = {}   # memory that plans use while they run, by purpose; the last is the largest
         self.turn = threading.Lock()                # of plans: their launches stand together on the stream
         self.reported: set[str] = set()
         self.aborted = False
@@ -70,7 +76,7 @@ class Cuda:
 
     def supports(self, node: Tensor) -> bool:
         """False, and said once for each op and type, where there is no kernel."""
-        if node.op in VIEWS or can(node):
+        if node.op in VIEWS or can(node, self.device.max_shared):
             return True
         what = f"{node.op} of {', '.join(s.type.name for s in node.src if s is not None)}"
         if what not in self.reported:
@@ -79,26 +85,42 @@ class Cuda:
         return False
 
     def pack(self, weights: Sequence[Tensor], progress: Progress | None = None) -> None:
-        for i, weight in enumerate(weights):
-            if not isinstance(weight.buffer, Buffer):
-                self.resident(weight)
+        """All that are new in one piece: a device rounds each of its pieces up, to megabytes."""
+        new = [t for t in weights if t not in self.weights and not isinstance(t.buffer, Buffer)]
+        if not new:
+            return
+        piece, offset = self.alloc(self.weight_bytes(new)), 0
+        self.packs.append(piece)
+        for i, weight in enumerate(new):
+            self.weights[weight] = Buffer(piece.address + offset, int(weight.nbytes))
+            self.upload(piece, offset, weight.buffer.data[weight.offset:weight.offset + int(weight.nbytes)])
+            offset += self.weight_bytes([weight])
             if progress:
-                progress("weights", i + 1, len(weights))
+                progress("weights", i + 1, len(new))
+
+    def weight_bytes(self, weights: Iterable[Tensor]) -> int:
+        return sum(-(-int(t.nbytes) // ALIGN) * ALIGN for t in weights)
 
     def resident(self, weight: Tensor) -> Buffer:
         """A weight's memory on the device; uploaded when it is first asked for."""
         if weight not in self.weights:
-            buffer = self.alloc(weight.nbytes)
-            self.weights[weight] = buffer
-            self.upload(buffer, 0, weight.buffer.data[weight.offset:weight.offset + int(weight.nbytes)])
+            self.pack([weight])
         return self.weights[weight]
 
-    def scratch(self, nbytes: int) -> int:
-        """The address of so much memory that plans leave results in while they run: one runs at a time, so all share it. It stays
-        where it is, since recorded launches know it."""
-        if nbytes > self.scratches[-1].nbytes:
-            self.scratches.append(self.alloc(nbytes))
-        return self.scratches[-1].address
+    def share(self, purpose: str, nbytes: int) -> int:
+        """The address of so much memory, zeroed at first, that plans use while they run: one runs at a time, so all share it. It
+        stays where it is, since recorded launches know it."""
+        areas = self.shared.setdefault(purpose, [Buffer(0, 0)])
+        if nbytes > areas[-1].nbytes:
+            areas.append(self.alloc(nbytes))
+        return areas[-1].address
+
+    def needs(self, splits: Sequence[tuple[Sequence[Tensor], Collection[Tensor]]]) -> int:
+        emitted = [self.lower(nodes, keep) for nodes, keep in splits]
+        return sum(_grown(n) for n in zip(*((e.scratch_bytes, e.ticket_bytes) for e in emitted)))
+
+    def lower(self, nodes: Sequence[Tensor], keep: Collection[Tensor]) -> Emit:
+        return lowered([n for n in nodes if n.op not in VIEWS], frozenset(keep), self.device.library, self.device.max_shared)
 
     def place(self, tensor: Tensor) -> tuple[int, int]:
         """(address of the buffer, byte offset in it) on the device."""
@@ -108,15 +130,16 @@ class Cuda:
         return self.resident(root).address, tensor.view_offs
 
     def compile(self, nodes: Sequence[Tensor], keep: Collection[Tensor] = (), repeat: Repeat | None = None) -> Compiled:
-        return Compiled(self, [n for n in nodes if n.op not in VIEWS], frozenset(keep))
+        return Compiled(self, self.lower(nodes, keep))
 
     def ceilings(self, n_threads: int) -> Ceilings | None:
         """Not measured yet."""
         return None
 
     def release(self) -> None:
-        for buffer in self.weights.values():
-            self.free(buffer)
+        for piece in self.packs:
+            self.free(piece)
+        self.packs.clear()
         self.weights.clear()
 
     def sync(self) -> None:
@@ -127,8 +150,14 @@ class Cuda:
 
     def close(self) -> None:
         """Free all that is left on the device."""
+        self.packs.clear()
         self.weights.clear()
         self.device.close()
+
+
+def _grown(sizes: Sequence[int]) -> int:
+    """Bytes of all areas, where each size that exceeds those before it takes a new one."""
+    return sum(largest for largest, _ in groupby(accumulate(sizes, max)))
 
 
 def open_device(number: int = 0) -> Device:

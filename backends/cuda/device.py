@@ -15,9 +15,10 @@ import numpy as np
 
 from ggraph.errors import BackendError
 
+from .source import kernels
+
 Dim = tuple[int, int, int]
 MAX_GRID = (2**31 - 1, 65535, 65535)
-MAX_THREADS = 1024
 LARGEST_ARG = 2048                  # bytes: whoever records a launch may copy so many from where an argument begins
 
 
@@ -37,7 +38,6 @@ LIBRARY = Kernel("", "multiply")        # no kernel of ours: `Device.multiply`
 class Device(ABC):
     """One GPU. Addresses are integers; what is launched or copied runs in that order. Errors: `BackendError`."""
     name: str
-    n_processors: int                   # streaming multiprocessors
     library = False                     # whether `multiply` can run
     max_shared: int                     # bytes of shared memory that one block may ask for
 
@@ -79,7 +79,7 @@ class Device(ABC):
 
     def launch(self, kernel: Kernel, grid: Dim, block: Dim, shared: int, args: np.ndarray) -> None:
         """Start a kernel: `args` uint64 [n] holds the address of each argument's bytes, which are read at once."""
-        check_geometry(kernel, grid, block, shared, self.max_shared)
+        check_geometry(kernel, grid, block, shared, self.max_shared, kernels(kernel.file)[kernel.name])
         self.counts["launches"] += 1
         self._launch(self.function(kernel), grid, block, shared, args)
 
@@ -149,11 +149,11 @@ class Device(ABC):
     def _replay(self, graph: Any) -> None: ...
 
 
-def check_geometry(kernel: Kernel, grid: Dim, block: Dim, shared: int, max_shared: int) -> None:
-    """BackendError for a launch that a GPU would refuse."""
+def check_geometry(kernel: Kernel, grid: Dim, block: Dim, shared: int, max_shared: int, max_threads: int) -> None:
+    """BackendError for a launch that a GPU would refuse, or might for want of registers."""
     if any(not 1 <= n <= limit for n, limit in zip(grid, MAX_GRID)):
         raise BackendError(f"kernel {kernel}: a grid of {_times(grid)} blocks cannot be launched")
-    if min(block) < 1 or block[0] * block[1] * block[2] > MAX_THREADS or block[2] > 64:
+    if min(block) < 1 or block[0] * block[1] * block[2] > max_threads or block[2] > 64:
         raise BackendError(f"kernel {kernel}: a block of {_times(block)} threads cannot be launched")
     if not 0 <= shared <= max_shared:
         raise BackendError(f"kernel {kernel}: {shared} bytes of shared memory; a block can have {max_shared}")

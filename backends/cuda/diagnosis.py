@@ -24,6 +24,7 @@ WHEEL = re.compile(r"cupy(?:-cuda(\d+)\w*)?", re.IGNORECASE)
 INSTALL = "pip install 'ggraph-runtime[cuda13]'"
 INSTALL_12 = "pip install 'ggraph-runtime[cuda12]'"
 OLDEST = (7, 0)                                     # compute capability
+OLDEST_13 = (7, 5)                                  # that CUDA 13 compiles for
 
 
 @dataclass
@@ -130,6 +131,10 @@ def _wheel_problems(facts: Facts) -> Iterator[Finding]:
         wheel = next(iter(facts.wheels))
         yield Finding("cuda", "driver", f"the NVIDIA driver is too old: it runs CUDA {_dotted(facts.driver)}, {wheel} is for CUDA "
                       f"{made_for}", "broken", "install a newer driver" + (other and f"{other} after pip uninstall -y {wheel}"))
+    elif made_for >= 13 and facts.gpu is not None and facts.gpu.capability < OLDEST_13:
+        wheel = next(iter(facts.wheels))
+        yield Finding("cuda", "CuPy", f"{wheel} is for CUDA {made_for}, which knows {facts.gpu.name} no more (compute capability "
+                      f"{_dotted(facts.gpu.capability)})", "broken", f"pip uninstall -y {wheel} && {_install(facts)}")
     elif facts.cupy_error:
         yield Finding("cuda", "CuPy", f"CuPy cannot be imported: {facts.cupy_error}", "broken",
                       f"pip uninstall -y {next(iter(facts.wheels))} && {_install(facts)}")
@@ -142,7 +147,8 @@ def _made_for(facts: Facts) -> int:
 
 
 def _install(facts: Facts) -> str:
-    return INSTALL_12 if facts.driver is not None and facts.driver[0] == 12 else INSTALL
+    old = facts.gpu is not None and facts.gpu.capability < OLDEST_13
+    return INSTALL_12 if old or (facts.driver is not None and facts.driver[0] == 12) else INSTALL
 
 
 def judge(facts: Facts) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,9 @@ from ggraph.errors import BackendError
 from . import source
 from .device import LARGEST_ARG, Device, Dim, Kernel
 
-FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-shared", "-fPIC", "-DGGRAPH_EMULATOR"]
+# A misaligned access, which a GPU refuses, ends the process.
+FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-fsanitize=alignment",
+         "-fsanitize-undefined-trap-on-error", "-w", "-shared", "-fPIC", "-DGGRAPH_EMULATOR"]
 TWINS = {"mma.cuh"}                    # headers with such instructions
 MARGIN = 256
 PATTERN = 0xA5
@@ -34,7 +36,6 @@ class Emulator(Device):
     """`total` bytes of memory can be allocated; what goes beyond is `OutOfMemory`, as on a device. `failing`: numbers of
     allocations, from 0 on, that fail however much is free."""
     name = "CUDA emulator"
-    n_processors = 4
     max_shared = 227 * 1024
 
     def __init__(self, total: int = 1 << 34, failing: Collection[int] = ()):
@@ -120,7 +121,7 @@ class Emulator(Device):
                 text = source.source(file)
                 for name, content in source.headers(text).items():
                     Path(d, name).write_text(content)
-                Path(d, "kernel.cpp").write_text(text + glue(source.names(file)))
+                Path(d, "kernel.cpp").write_text(text + glue(source.kernels(file)))
                 macros = [f"-D{k}={v}" for k, v in defines]
                 command = [self.compiler, *FLAGS, *macros, "-I", d, f"{d}/kernel.cpp", "-o", f"{d}/kernel.so"]
                 done = subprocess.run(command, capture_output=True, text=True)
@@ -183,10 +184,10 @@ def _floats(address: int, n: int, type: int) -> np.ndarray:
 def twins() -> list[str]:
     """Kernels whose path on a GPU is not what runs here: those with instructions that have a twin on the host, and the library."""
     return [*(f"{file}.{name}" for file in source.files() if TWINS & source.headers(source.source(file)).keys()
-              for name in source.names(file)), "multiply (cuBLAS)"]
+              for name in source.kernels(file)), "multiply (cuBLAS)"]
 
 
-def glue(names: list[str]) -> str:
+def glue(names: Iterable[str]) -> str:
     """What makes kernels callable from outside."""
     return "".join(
         f'\nextern "C" unsigned arity_{n}() {{ return emulator::arity({n}); }}'

@@ -44,16 +44,6 @@ class Flow:
         readers = self.readers.of(node)
         return readers[0] if readers is not None and len(readers) == 1 and readers[0].op in ops else None
 
-    def along(self, node: Tensor, *ops: str) -> tuple[Tensor, ...] | None:
-        """The nodes of these ops that follow, each the only reader of the one before, which is its first source."""
-        found = [node]
-        for op in ops:
-            after = self.next(found[-1], op)
-            if after is None or after.src[0].root is not found[-1].root:
-                return None
-            found.append(after)
-        return tuple(found[1:])
-
     def can_run(self, *nodes: Tensor) -> bool:
         """Whether these may run together, now, before all others that are still to run."""
         group = set(nodes)

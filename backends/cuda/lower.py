@@ -81,7 +81,7 @@ MAX_CONDITIONS = 2
 
 
 class Tickets(Scratch):
-    """Memory of a split that is zero before and after each launch."""
+    """Memory that is zero before and after each launch."""
 
 
 @dataclass(eq=False)
@@ -164,6 +164,6 @@ def longest(flow: Flow, node: Tensor) -> Fusion | None:
     return max(found, key=lambda f: len(f.nodes), default=None)
 
 
-def can(node: Tensor) -> bool:
-    """Whether there is a kernel for this node alone."""
-    return node.op in LOWERINGS and LOWERINGS[node.op](Emit(), node)
+def can(node: Tensor, max_shared: int = 1 << 62) -> bool:
+    """Whether there is a kernel for this node alone, on a device whose blocks may have so many bytes of shared memory."""
+    return node.op in LOWERINGS and LOWERINGS[node.op](Emit(max_shared=max_shared), node)

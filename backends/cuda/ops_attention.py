@@ -13,6 +13,7 @@ HEADS = 8                   # query heads of one block, at most
 FEW = 32                    # tokens up to which cells are split over blocks
 RUNS = ((128, 4096), (512, 1 << 15), (2048, 1 << 62))      # cells of a block, up to so many cells in all
 WIDTHS = (1, 2, 4, 8)       # times 128: elements of V
+TILE_WIDTHS = (1, 2, 4)     # times 64
 ROWS = 64                   # query rows of a tile
 
 
@@ -31,8 +32,8 @@ def flash_attn_ext(emit: Emit, node: Tensor) -> bool:
     return True
 
 
-def _kernel(file: str, name: str, node: Tensor) -> Kernel:
-    return Kernel(file, name, (("K_TYPE", c_type(node.src[1].type)), ("V_TYPE", c_type(node.src[2].type))))
+def _kernel(file: str, name: str, node: Tensor, width: int) -> Kernel:
+    return Kernel(file, name, (("K_TYPE", c_type(node.src[1].type)), ("V_TYPE", c_type(node.src[2].type)), ("WIDTH", str(width))))
 
 
 def _numbers(node: Tensor) -> tuple[float, ...]:
@@ -61,7 +62,7 @@ def _groups(node: Tensor) -> int:
 def _attend(emit: Emit, node: Tensor, args: tuple[Arg, ...], runs: int | Blocks) -> None:
     q, dv = node.src[0], int(node.ne[0])
     width = next(w for w in WIDTHS if dv <= 128 * w)
-    emit(_kernel("attention", f"attend_{width}", node), *args, grid=(runs, q.ne[1], _groups(node)), block=128,
+    emit(_kernel("attention", "attend", node, width), *args, grid=(runs, q.ne[1], _groups(node)), block=128,
          shared=4 * HEADS * (int(q.ne[0]) + 128))
 
 
@@ -75,9 +76,9 @@ def _tiles(emit: Emit, node: Tensor, args: tuple[Arg, ...], to: tuple[Arg, ...])
         _attend(emit, node, (*args, (*_numbers(node), 1 << 30), 0, 0, to), 1)
         return
     heads = min(shared_heads, ROWS)
-    width = next((w for w in (1, 2, 4) if dv <= 64 * w), 4)
+    width = next((w for w in TILE_WIDTHS if dv <= 64 * w), TILE_WIDTHS[-1])
     y = k.ne[2] * -(-shared_heads // heads) * -(-dv // (64 * width))
-    emit(_kernel("attention_tile", f"tile_{width}", node), *args, (*_numbers(node), 0), ROWS // heads, to,
+    emit(_kernel("attention_tile", "tile", node, width), *args, (*_numbers(node), 0), ROWS // heads, to,
          grid=(Blocks(q.ne[1], ROWS // heads), y, q.ne[3]), shared=shared)
 
 

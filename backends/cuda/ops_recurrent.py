@@ -11,7 +11,7 @@ MAX_STATE = 256             # values of a warp's row of the state
 CHUNK = 64                  # tokens of a chunk of the delta rule
 COLUMNS = 16                # of a state that a block has there
 MAX_CHUNKED = 128           # values of a state's row there
-MAX_HEAD = 1024             # threads of a block
+MAX_HEAD = 256              # threads of a block
 
 
 def lanes(n: int) -> tuple[tuple[str, str], ...]:
@@ -42,7 +42,8 @@ def scan(emit: Emit, node: Tensor, dt: Tensor, bias: Tensor | None = None, new: 
 @lowers("gated_delta_net")
 def gated_delta_net(emit: Emit, node: Tensor) -> bool:
     v, g = node.src[2:4]
-    chunked = g.ne[0] == 1 and v.ne[0] <= MAX_CHUNKED and node.params["n_snapshots"] == 1
+    chunked = (g.ne[0] == 1 and v.ne[0] <= MAX_CHUNKED and node.params["n_snapshots"] == 1
+               and prepare_bytes(int(v.ne[0])) <= emit.max_shared)
     with emit.when(v.ne[2], 1, CHUNK - 1 if chunked else 1 << 62):
         emit(Kernel("delta", "gated_delta_net", lanes(v.ne[0])), node, *node.src, node.params["n_snapshots"],
              grid=(Blocks(v.ne[0], 4), v.ne[1], v.ne[3]), block=128)
@@ -52,6 +53,11 @@ def gated_delta_net(emit: Emit, node: Tensor) -> bool:
     return f32(*node.src) and v.ne[0] <= MAX_STATE
 
 
+def prepare_bytes(d: int) -> int:
+    """Shared memory of a block."""
+    return 4 * CHUNK * (2 * (d + 1) + CHUNK + 1)
+
+
 def _in_chunks(emit: Emit, node: Tensor) -> None:
     """What does not depend on the state for all chunks at once, then the chunks one after the other."""
     q, k, v, g, beta, state = node.src
@@ -59,7 +65,7 @@ def _in_chunks(emit: Emit, node: Tensor) -> None:
     parts = [emit.scratch(("delta", name), size)[0] for name, size in
              (("u", 4 * n), ("w", 4 * n), ("p", 4 * n // d * CHUNK), ("gates", 4 * n // d))]
     emit(Kernel("delta_chunk", "prepare"), q, k, v, g, beta, *parts, grid=(Blocks(v.ne[2], CHUNK), v.ne[1], v.ne[3]),
-         shared=4 * CHUNK * (2 * (d + 1) + CHUNK + 1))
+         shared=prepare_bytes(d))
     emit(Kernel("delta_chunk", "chunks"), node, q, k, v, state, *parts, grid=(Blocks(d, COLUMNS), v.ne[1], v.ne[3]),
          shared=4 * ((CHUNK + COLUMNS) * (d + 1) + CHUNK * (COLUMNS + 1)))
 

@@ -56,7 +56,7 @@ def _sort(emit: Emit, node: Tensor, descending: bool) -> bool:
     x = node.src[0]
     padded = 1 << (int(x.ne[0]) - 1).bit_length()
     emit(Kernel("rows", "sort"), node, x, padded, -1.0 if descending else 1.0, grid=rows(node), shared=8 * padded)
-    return f32(x) and padded <= MAX_SORTED
+    return f32(x) and padded <= MAX_SORTED and 8 * padded <= emit.max_shared
 
 
 @lowers("argsort")

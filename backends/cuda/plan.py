@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import struct
 import time
-import weakref
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from ggraph.tensor import Tensor
 
 from ..lowering import Scratch
 from .device import LARGEST_ARG, LIBRARY, Dim
-from .lower import MAX_CONDITIONS, Arg, Condition, Launch, Tickets, lower
+from .lower import MAX_CONDITIONS, Arg, Condition, Emit, Launch, Tickets
 
 if TYPE_CHECKING:
     from . import Cuda
@@ -31,25 +30,16 @@ PAST_END = LARGEST_ARG // 8
 
 
 class Compiled:
-    def __init__(self, backend: Cuda, nodes: Sequence[Tensor], keep: frozenset[Tensor]):
+    def __init__(self, backend: Cuda, emit: Emit):
         self.backend, self.device = backend, backend.device
-        emit = lower(nodes, keep, backend.device.library, backend.device.max_shared)
         self.launches = emit.launches
         self.reads: Collection[Tensor] = {t.root for launch in self.launches for t in tensors(launch.args)}
-        self.scratch, self.tickets = backend.scratch(emit.scratch_bytes), self._own(emit.ticket_bytes)
+        self.scratch, self.tickets = backend.share("scratch", emit.scratch_bytes), backend.share("tickets", emit.ticket_bytes)
         self.sizes: Sizes | None = None                                       # from the first run on: places are known then
         self.graphs: OrderedDict[tuple[int, ...], Any] = OrderedDict()       # by sizes; None: seen once
         for launch in self.launches:
             if launch.kernel is not LIBRARY:
                 self.device.function(launch.kernel)
-
-    def _own(self, nbytes: int) -> int:
-        """Zeroed memory that is given back with the plan."""
-        if not nbytes:
-            return 0
-        address = self.device.alloc(nbytes)
-        self._finalizer = weakref.finalize(self, _free, weakref.ref(self.device), address)
-        return address
 
     def _write_words(self) -> None:
         """All arguments, then grids and conditions, as words of one array; for each launch the addresses of its arguments."""
@@ -183,9 +173,3 @@ def tensors(args: tuple[Arg, ...]) -> Iterator[Tensor]:
         elif isinstance(arg, tuple):
             yield from tensors(arg)
 
-
-def _free(device: weakref.ref[Any], address: int) -> None:
-    """A plan that nobody has any more gives back its scratch memory, unless the device is closed."""
-    alive = device()
-    if alive is not None and not alive.closed:
-        alive.free(address)

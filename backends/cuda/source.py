@@ -15,7 +15,8 @@ import numpy as np
 from ggraph.quants.grids import grid
 
 FOLDER = Path(__file__).with_name("kernels")
-KERNEL = re.compile(r"^KERNEL (?:__launch_bounds__\(.*?\) )?(\w+)\(", re.MULTILINE)
+KERNEL = re.compile(r"^KERNEL (?:__launch_bounds__\((\d+)\) )?(\w+)\(", re.MULTILINE)
+USUAL = 256                         # threads of a block that a kernel must allow which says nothing: each may have all registers
 INCLUDE = re.compile(r'^#include "(\w+\.cuh)"', re.MULTILINE)
 GRIDS = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S")
 Defines = tuple[tuple[str, str], ...]
@@ -37,9 +38,10 @@ def source(file: str) -> str:
     return (FOLDER / f"{file}.cu").read_text()
 
 
-def names(file: str) -> list[str]:
-    """The kernels that a file defines."""
-    return KERNEL.findall(source(file))
+@cache
+def kernels(file: str) -> dict[str, int]:
+    """The kernels that a file defines, each with the most threads that its blocks may have."""
+    return {name: int(bound or USUAL) for bound, name in KERNEL.findall(source(file))}
 
 
 def headers(text: str) -> dict[str, str]:

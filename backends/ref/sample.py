@@ -15,7 +15,7 @@ LEFT = {number: word for word, number in SAMPLE.items()}
 @kernel
 def sample(out: Operand, logits: Array, steps: Array, uniform: Array) -> Array:
     fractions = np.ascontiguousarray(uniform[0, 0]).view(np.uint64)[:, 0]
-    tokens = [_token(row, steps[0, 0], int(u)) for row, u in zip(logits[0, 0], fractions)]
+    tokens = [_token(row, chain, int(u)) for row, chain, u in zip(logits[0, 0], steps[0], fractions)]
     return np.array(tokens, np.int32).reshape(out.shape)
 
 

@@ -55,7 +55,7 @@ class Output(Core):
             self._draw(x, self.drawing)
 
     def _draw(self, x: Tensor, drawing: Drawing) -> None:
-        """A token of the one row, which also stays where the next step finds it."""
+        """A token of each row; the first also stays where the next step finds it."""
         steps, uniform = self.input(inputs.Draw, drawing, self.dims.n_outputs)
         token = self.cb(ops.sample(x, steps, uniform), "drawn")
         self.g.output("drawn", token)

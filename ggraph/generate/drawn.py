@@ -6,11 +6,19 @@ for rounding. Where a memory cannot give back the last token, no step begins bef
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import SupportsInt
 
 from ..drawing import MAX_STEPS, Drawing
 from ..errors import SamplerError
 from ..sampling import Sampler
 from .history import History, Report
+
+
+def finite(token: SupportsInt) -> int:
+    """A token that was drawn. `SamplerError` where there was none to draw."""
+    if int(token) < 0:
+        raise SamplerError("the highest logit is not finite: look at the model file, or all tokens are banned")
+    return int(token)
 
 
 class Drawn:
@@ -28,27 +36,24 @@ class Drawn:
         drawing = history.ctx.drawing() if steps is not None and len(steps) <= MAX_STEPS else None
         if drawing is None:
             return None
-        drawing.take(steps or [])
+        drawing.take([steps or []])
         return cls(history, drawing, sampler)
 
     def add(self, tokens: Sequence[int], report: Report | None = None) -> None:
         """Evaluate the next tokens and draw the one that follows."""
         self.drawing.chained = False
-        self.drawing.draw(self._twin.uniform())
+        self.drawing.draw([self._twin.uniform()])
         self.history.add(tokens, report, self.drawing)
 
     def token(self, more: bool) -> int:
         """The token that was drawn. `more`: its own step is wanted, and is begun before it is read, where that can be undone."""
-        read, cp, memory = self.drawing.pending, self.history.ctx.cparams, self.history.ctx.memory
-        assert read is not None
+        read, cp, memory = self.drawing.pending(), self.history.ctx.cparams, self.history.ctx.memory
         self.ahead = False
         if more and (memory.rs is None or cp.n_rollback > 0) and len(self.history.tokens) + 1 < self.history.n_ctx:
-            self.drawing.draw(self._twin.uniform())
+            self.drawing.draw([self._twin.uniform()])
             self.history.follow(self.drawing)
             self.ahead = True
-        token = int(read().view("int32")[0])
-        if token < 0:
-            raise SamplerError("the highest logit is not finite: look at the model file, or all tokens are banned")
+        token = finite(read()[0])
         if self.ahead:
             self.history.tokens[-1] = token
         self.sampler.uniform()

@@ -42,16 +42,21 @@ class Group(ABC):
     def nbytes(self) -> int:
         return sum(t.nbytes for t in self.tensors())
 
-    def alloc(self, home: Callable[[int], Backend]) -> None:
-        """`home`: the backend of a layer. One buffer on each."""
+    def place(self, home: Callable[[int], Backend]) -> dict[Backend, int]:
+        """`home`: the backend of a layer. Bytes of the one buffer that each needs, in which all tensors have their place."""
         self.home = {t: home(il) for il, t in self.layers()}
-        for backend in dict.fromkeys(self.home.values()):
-            tensors = [t for t, b in self.home.items() if b is backend]
-            buffer, offset = backend.alloc(sum(-(-t.nbytes // 64) * 64 for t in tensors)), 0
+        nbytes: dict[Backend, int] = {}
+        for t, backend in self.home.items():
+            t.offset = nbytes.get(backend, 0)
+            nbytes[backend] = t.offset + -(-t.nbytes // 64) * 64
+        return nbytes
+
+    def alloc(self, home: Callable[[int], Backend]) -> None:
+        for backend, nbytes in self.place(home).items():
+            buffer = backend.alloc(nbytes)
             self.buffers = [*self.buffers, (backend, buffer)]
-            for t in tensors:
-                t.buffer, t.offset = buffer, offset
-                offset += -(-t.nbytes // 64) * 64
+            for t in (t for t, b in self.home.items() if b is backend):
+                t.buffer = buffer
 
     def free(self) -> None:
         for backend, buffer in self.buffers:

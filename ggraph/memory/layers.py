@@ -62,6 +62,10 @@ class LayerMemory(Memory):
         for g in self.groups:
             g.alloc(home)
 
+    def place(self, home: Callable[[int], Backend], on: Backend) -> int:
+        """Bytes that `alloc` would take on one backend; nothing is allocated."""
+        return sum(g.place(home).get(on, 0) for g in self.groups)
+
     def wipe(self, seq: int) -> None:
         """Take a sequence out and zero the cells that it alone had: a NaN in one would spoil all, where attention multiplies what
         is hidden by zero."""

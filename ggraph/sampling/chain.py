@@ -147,6 +147,11 @@ class Sampler(Single):
         state = self._steps[-1].state
         return state.uniform() if isinstance(state, Random) else 0.0
 
+    def ahead(self) -> float:
+        """What `uniform` will return."""
+        state = self._steps[-1].state
+        return state.ahead() if isinstance(state, Random) else 0.0
+
     def drawn(self, n_top: int = 0) -> tuple[float, list[tuple[int, float]]]:
         """How probable the token of the last `sample` was among those that the chain left, and the likeliest of these, best first,
         with their probabilities; none of them is 0. Call it while that row of logits is still there."""

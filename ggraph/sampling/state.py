@@ -31,11 +31,19 @@ class Random(State):
         self._bits = np.random.MT19937(0)
         seeded: Any = np.random.RandomState(seed).get_state(legacy=False)  # which seeds as std::mt19937 does
         self._bits.state = seeded
+        self._ahead: float | None = None
+
+    def ahead(self) -> float:
+        """What `uniform` will return."""
+        if self._ahead is None:
+            low, high = self._bits.random_raw(), self._bits.random_raw()
+            self._ahead = min((float(low) + float(high) * 2.0**32) / 2.0**64, math.nextafter(1.0, 0.0))
+        return self._ahead
 
     def uniform(self) -> float:
         """std::uniform_real_distribution<double>(0, 1): two 32-bit draws, the low half first."""
-        low, high = self._bits.random_raw(), self._bits.random_raw()
-        return min((float(low) + float(high) * 2.0**32) / 2.0**64, math.nextafter(1.0, 0.0))
+        number, self._ahead = self.ahead(), None
+        return number
 
     def uniform_f32(self) -> f32:
         """std::uniform_real_distribution<float>(0, 1): one 32-bit draw."""

@@ -6,14 +6,14 @@ batch at hand; keys and sizes come from the caller, the maths from the backends.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from ..backend import Backend, Compiled, NodeTime, Uneven
+from ..backend import Backend, Compiled, Device, NodeTime, Uneven
 from ..graph import Graph
 from ..size import Sizes
 from ..tensor import Tensor
@@ -27,13 +27,45 @@ Watch = Callable[[Tensor], bool]
 See = Callable[["Plan", Tensor], None]
 
 
+def cut(graph: Graph, backends: Sequence[Backend], home: Home, watched: Collection[Tensor] = ()) -> tuple[list[Split], list[Stage]]:
+    """The splits of a graph, and what brings the inputs to devices. Nodes read the twins of their inputs from now on."""
+    splits, staged = split(graph, assign(graph, backends, home), home, watched)
+    return splits, [Stage(b, [(t, twin) for (device, t), twin in staged.items() if device is b]) for b in backends if not b.host]
+
+
+class Layout:
+    """The bytes that each device needs for what splits compute (`nbytes`), and the place of each result there. No memory is taken
+    yet."""
+
+    def __init__(self, graph: Graph, splits: Sequence[Split], stages: Sequence[Stage], backends: Sequence[Backend],
+                 watched: Collection[Tensor] = ()):
+        self.graph, self.splits, self.stages = graph, splits, stages
+        device = {b: backends[-1] if b.host else b for b in backends}
+        leaves = [t for i in graph.inputs for t in i.tensors]
+        self.lives = alloc.lifetimes(splits, leaves, [*graph.outputs.values(), *watched], device)
+        self.nbytes = alloc.allocate(self.lives, watched, {stage.backend: stage.largest for stage in stages})
+
+    def settle(self, buffers: Mapping[Backend, Any]) -> None:
+        """There is memory on each device."""
+        for life in self.lives:
+            life.tensor.buffer = buffers[life.device]
+        for stage in self.stages:
+            stage.settle(buffers[stage.backend])
+
+    def backward(self) -> Iterator[tuple[Split, set[Tensor]]]:
+        """From the last split to the first, each with what is read after it."""
+        after: set[Tensor] = {t.root for t in self.graph.outputs.values()}
+        for part in reversed(self.splits):
+            yield part, after | ({part.watched.root} if part.watched else set())
+            after |= {s.root for n in part.nodes for s in n.src if s is not None} | {s for s, _ in part.copies}
+
+
 class Plan:
     def __init__(self, graph: Graph, backends: Sequence[Backend], home: Home, arenas: Mapping[Backend, alloc.Arena],
                  watch: Watch | None = None):
         self.graph, self.backends = graph, backends
         watched = {n for n in graph.computed() if _visible(n) and watch(n)} if watch else set()
-        self.splits, staged = split(graph, assign(graph, backends, home), home, watched)
-        self.stages = [Stage(b, [(t, twin) for (device, t), twin in staged.items() if device is b]) for b in backends if not b.host]
+        self.splits, self.stages = cut(graph, backends, home, watched)
         self.owner: dict[Tensor, Backend] = {}          # of what is allocated here, where that is not the host
         self.moved = False                              # whether an arena had to grow, which makes other plans invalid
         self.compiled = self._by_repetition(arenas) or self._the_long_way(arenas, watched)
@@ -64,29 +96,17 @@ class Plan:
         return None
 
     def _the_long_way(self, arenas: Mapping[Backend, alloc.Arena], watched: Collection[Tensor]) -> list[Compiled]:
-        self._allocate(arenas, self.splits, watched)
-        return self._compile()
+        layout = self._allocate(arenas, self.splits, watched)
+        return [part.backend.compile(part.nodes, keep) for part, keep in layout.backward()][::-1]
 
-    def _allocate(self, arenas: Mapping[Backend, alloc.Arena], splits: Sequence[Split], watched: Collection[Tensor] = ()) -> None:
-        """Offsets for everything."""
-        lives, totals = place(self.graph, splits, self.backends, watched, self.stages)
-        moved = [arenas[b].reserve(n) for b, n in totals.items()]
+    def _allocate(self, arenas: Mapping[Backend, alloc.Arena], splits: Sequence[Split], watched: Collection[Tensor] = ()) -> Layout:
+        """Places for everything."""
+        layout = Layout(self.graph, splits, self.stages, self.backends, watched)
+        moved = [arenas[b].reserve(n) for b, n in layout.nbytes.items()]
         self.moved |= any(moved)
-        for life in lives:
-            life.tensor.buffer = arenas[life.device].buffer
-            if not life.device.host:
-                self.owner[life.tensor] = life.device
-        for stage in self.stages:
-            stage.settle(arenas[stage.backend].buffer)
-
-    def _compile(self) -> list[Compiled]:
-        """From the last split to the first, so that each knows what is read after it."""
-        after: set[Tensor] = {t.root for t in self.graph.outputs.values()}
-        compiled = []
-        for part in reversed(self.splits):
-            compiled.append(part.backend.compile(part.nodes, after | ({part.watched.root} if part.watched else set())))
-            after |= {s.root for n in part.nodes for s in n.src if s is not None} | {s for s, _ in part.copies}
-        return compiled[::-1]
+        layout.settle({b: arenas[b].buffer for b in layout.nbytes})
+        self.owner |= {life.tensor: life.device for life in layout.lives if not life.device.host}
+        return layout
 
     def resize(self, values: Mapping[str, int]) -> bool:
         """Take over the sizes of the next batch; True if anything changed."""
@@ -152,20 +172,19 @@ class Plan:
         self._owner(tensor).upload(tensor.root.buffer, tensor.root.offset + self._shapes[tensor][8], np.ascontiguousarray(data))
 
 
-def place(graph: Graph, splits: Sequence[Split], backends: Sequence[Backend],
-          watched: Collection[Tensor] = (), stages: Sequence[Stage] = ()) -> tuple[list[alloc.Life], dict[Backend, int]]:
-    """Offsets for everything that is computed; the bytes needed on each device."""
-    device = {b: backends[-1] if b.host else b for b in backends}
-    leaves = [t for i in graph.inputs for t in i.tensors]
-    keep = [*graph.outputs.values(), *watched]
-    lives = alloc.lifetimes(splits, leaves, keep, device)
-    return lives, alloc.allocate(lives, watched, {stage.backend: stage.largest for stage in stages})
-
-
 def arena_bytes(graph: Graph, backend: Backend) -> int:
     """What the arena of a plan of this graph would take, if one backend ran it all."""
-    splits, _ = split(graph, assign(graph, [backend], lambda leaf: None), lambda leaf: None)
-    return sum(place(graph, splits, [backend])[1].values())
+    return sum(Layout(graph, *cut(graph, [backend], lambda leaf: None), [backend]).nbytes.values())
+
+
+def device_needs(graph: Graph, backends: Sequence[Backend], home: Home, device: Device) -> tuple[int, int, set[Tensor]]:
+    """What a plan of this graph would take on a device, which stays as it is: bytes of the arena, bytes beside it, and the leaves
+    that are read there."""
+    layout = Layout(graph, *cut(graph, backends, home), backends)
+    layout.settle({b: object() for b in layout.nbytes})
+    parts = [(part.nodes, keep) for part, keep in layout.backward() if part.backend is device]
+    reads = {s.root for nodes, _ in parts for n in nodes for s in n.src if s is not None and s.root.op == "none"}
+    return layout.nbytes.get(device, 0), device.needs(parts), reads
 
 
 def _visible(node: Tensor) -> bool:

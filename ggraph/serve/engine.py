@@ -19,7 +19,9 @@ from .. import env, errors
 from ..adapters import Mix
 from ..batch import Batch
 from ..context import Context
+from ..drawing import Chain
 from ..errors import Aborted, ContextFull, Error, Single, at_least, expect, flags
+from ..sampling import Sampler
 from ..vocab import Vocab
 from .batcher import Batcher, Part
 from .chunks import refusal
@@ -178,8 +180,9 @@ class Engine(Single):
             batch, parts = self._batcher.fill(self.slots, guess)
             if not parts:
                 return
-            if self._process(batch, parts):
-                self._read(parts)
+            rows = self._process(batch, parts)
+            if rows is not None:
+                self._read(parts, rows)
                 return
             guess = False           # what failed has to do with less
 
@@ -208,23 +211,47 @@ class Engine(Single):
 
     # --- one batch
 
-    def _process(self, batch: Batch, parts: list[Part]) -> bool:
+    def _process(self, batch: Batch, parts: list[Part]) -> np.ndarray | None:
+        """The output rows: logits, or tokens where all could be drawn on the device. None where the batch failed."""
         try:
-            self.ctx.process("decode", batch)
+            rows = self._decode(batch, parts)
         except ContextFull:
             self._settle(parts)
             if not any(part.guesses for part in parts):
                 self._make_room()
-            return False
+            return None
         except Exception as e:
             self._settle(parts)
             if not (isinstance(e, Aborted) and self._closing):
                 for part in parts:
                     self._fail(part.slot, e)
-            return False
+            return None
         self.stats.n_decode += 1
         self.stats.n_busy += len(parts)
-        return True
+        return rows
+
+    def _decode(self, batch: Batch, parts: Sequence[Part]) -> np.ndarray:
+        drawing = self.ctx.drawing()
+        chains = self._chains(parts) if drawing is not None else []
+        if drawing is None or not chains:
+            self.ctx.process("decode", batch)
+            return self.ctx.logits
+        drawing.take([chain for _, chain in chains])
+        drawing.draw([sampler.ahead() for sampler, _ in chains])
+        self.ctx.draw(batch, drawing)
+        return drawing.pending()()
+
+    def _chains(self, parts: Sequence[Part]) -> list[tuple[Sampler, Chain]]:
+        """How a device may draw the tokens of all parts; none where logits are wanted of one."""
+        found = list[tuple[Sampler, Chain]]()
+        for part in (part for part in parts if part.n_outputs):
+            task = part.slot.task
+            assert task is not None
+            chain = None if part.scored or part.guesses or self._waiting_for(task) else task.chain()
+            if chain is None:
+                return []
+            found.append((task.sampler, chain))
+        return found
 
     def _settle(self, parts: Sequence[Part]) -> None:
         """As if the batch had not been. Of one that failed in a later ubatch, earlier rows are in memory; guesses are not text."""
@@ -271,10 +298,10 @@ class Engine(Single):
 
     # --- what came of it
 
-    def _read(self, parts: Sequence[Part]) -> None:
-        logits, row = self.ctx.logits, 0
+    def _read(self, parts: Sequence[Part], results: np.ndarray) -> None:
+        row = 0
         for part in parts:
-            rows = logits[row:row + part.n_outputs]
+            rows = results[row:row + part.n_outputs]
             row += part.n_outputs
             slot = part.slot
             task = slot.task
@@ -291,7 +318,7 @@ class Engine(Single):
                     self._sample(slot, task, rows if part.guesses else rows[-1:], part.guesses)
             except Exception as e:      # a row of NaN, a grammar that gave up
                 self._fail(slot, e)
-                if np.isnan(rows).any():
+                if np.isnan(rows).any() or (rows.ndim == 1 and (rows < 0).any()):
                     self.ctx.memory.wipe(slot.id)
                     slot.history.clear()
 
@@ -300,11 +327,14 @@ class Engine(Single):
         if task.generating:
             self._write(slot, task, rows, guesses)
             return
-        waiting = [s for s in self._active() if s.task and s.task.request is task.request and s.task.waits]
-        for s in [slot, *(s for s in waiting if self._fork(slot, s))]:
+        for s in [slot, *(s for s in self._waiting_for(task) if self._fork(slot, s))]:
             if s.task:
                 self._begin_text(s.task)
                 self._write(s, s.task, rows, ())
+
+    def _waiting_for(self, task: Task) -> list[Slot]:
+        """Slots of other choices, which begin with the row that this one's prompt ends in."""
+        return [s for s in self._active() if s.task and s.task.request is task.request and s.task.waits]
 
     def _write(self, slot: Slot, task: Task, rows: Any, guesses: Sequence[int]) -> None:
         right = 0

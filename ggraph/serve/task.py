@@ -10,14 +10,16 @@ import time
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from ..adapters import Adapter
+from ..drawing import MAX_STEPS, Chain
 from ..errors import Error, at_least, expect, flags, function, integer, integers, numbers, texts
 from ..generate import Output, TokenLogprob
+from ..generate.drawn import finite
 from ..generate.output import logprob
 from ..sampling import Sampler
 from ..vocab import StreamDecoder, Vocab
@@ -234,9 +236,15 @@ class Task:
         if not self._first:
             self._first = time.perf_counter()
 
-    def sample(self, row: npt.NDArray[np.float32]) -> None:
-        """Choose the next token by a row of logits, and tell the text that it made certain. A stop string's tokens are not told."""
-        token = self.sampler.sample(row)
+    def chain(self) -> Chain | None:
+        """How a device may draw the next token; None where more is asked of it, or of the row of logits."""
+        steps = self.sampler.steps() if self.request.logprobs is None else None
+        return steps if steps is not None and len(steps) <= MAX_STEPS else None
+
+    def sample(self, row: npt.NDArray[Any]) -> None:
+        """Choose the next token by a row of logits, or take that which a device drew (a row without axes), and tell the text that
+        it made certain. A stop string's tokens are not told."""
+        token = self.sampler.sample(row) if row.ndim else self._take(row)
         if self.request.post_sampling and self.request.logprobs is not None:
             self.drawn = self.sampler.drawn(self.request.logprobs)
         self.sampler.accept(token)
@@ -251,6 +259,10 @@ class Task:
         limit = self.request.time_limit
         if self.output.finish_reason is None and "\n" in piece and 0 < limit < 1e3 * (time.perf_counter() - self._first):
             self.finish("length", "limit")
+
+    def _take(self, token: npt.NDArray[Any]) -> int:
+        self.sampler.uniform()
+        return finite(token)
 
     def _logprob(self, row: npt.NDArray[np.float32], token: int, n_top: int) -> TokenLogprob:
         if not self.request.post_sampling:

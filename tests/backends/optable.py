@@ -6,8 +6,9 @@ A case that uses `g.n_tokens` or `g.n_kv` is built at the largest sizes and also
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -78,15 +79,17 @@ CHAINS = {
 }
 
 
-def sampled(g: Build, chain: str, change: Callable[[Any], Any] = lambda x: x, n_vocab: int = 333) -> Tensor:
-    """A token of each row of logits."""
-    words = [(*word.split(), "0")[:2] for word in chain.split(";") if word]
-    steps = np.zeros((8, 2), np.float32)
-    for i, (word, value) in enumerate(words):
-        steps[i] = ops.SAMPLE[word], float(value)
+def sampled(g: Build, chains: Sequence[str], change: Callable[[Any], Any] = lambda x: x, n_vocab: int = 333) -> Tensor:
+    """A token of each row of logits, by these chains in turn."""
     logits = change(2 * g.rng.standard_normal(g.shape((n_vocab, g.n_tokens)))).astype(np.float32)
+    steps = np.zeros(g.shape((2, 8, g.n_tokens)), np.float32)
+    for row, chain in zip(steps, itertools.cycle(chains)):
+        for step, word in zip(row, filter(None, chain.split(";"))):
+            name, value = (*word.split(), "0")[:2]
+            step[:] = ops.SAMPLE[name], float(value)
     uniform = g.rng.integers(-2**31, 2**31, g.shape((2, g.n_tokens))).astype(np.int32)
-    return ops.sample(g.leaf(F32, (n_vocab, g.n_tokens), logits), g.leaf(F32, (2, 8), steps), g.leaf(I32, (2, g.n_tokens), uniform))
+    return ops.sample(g.leaf(F32, (n_vocab, g.n_tokens), logits), g.leaf(F32, (2, 8, g.n_tokens), steps),
+                      g.leaf(I32, (2, g.n_tokens), uniform))
 
 
 # --- one op in many forms -----------------------------------------------------------------------------------------
@@ -351,10 +354,11 @@ CASES: list[Case] = [
     Case("flash_attn_ext", "softcap", lambda g: attention(g, logit_softcap=2.0)),
     Case("flash_attn_ext", "alibi", lambda g: attention(g, F32, F32, n_head=6, n_head_kv=6, max_bias=8.0)),
 
-    *(Case("sample", label, partial(sampled, chain=chain)) for label, chain in CHAINS.items()),
-    Case("sample", "equal logits", lambda g: sampled(g, "top_k 5;dist", lambda x: np.round(x))),
-    Case("sample", "nothing to choose", lambda g: sampled(g, "top_k 5;dist", lambda x: np.where(x < 9, -np.inf, x))),
-    Case("sample", "NaN", lambda g: sampled(g, "", lambda x: np.where(x > 2, np.nan, x))),
+    *(Case("sample", label, partial(sampled, chains=[chain])) for label, chain in CHAINS.items()),
+    Case("sample", "each its own", lambda g: sampled(g, list(CHAINS.values()))),
+    Case("sample", "equal logits", lambda g: sampled(g, ["top_k 5;dist"], np.round)),
+    Case("sample", "nothing to choose", lambda g: sampled(g, ["top_k 5;dist"], lambda x: np.where(x < 9, -np.inf, x))),
+    Case("sample", "NaN", lambda g: sampled(g, [""], lambda x: np.where(x > 2, np.nan, x))),
 
     Case("ssm_conv", "", lambda g: ops.ssm_conv(g.f32(g.n_tokens + 3, 20, 2), g.f32(4, 20))),
     Case("ssm_scan", "mamba", lambda g: scan(g, 16, 1, 24, decays=16)),

@@ -54,7 +54,7 @@ def test_buckets_of_distances(n_buckets: int) -> None:
     """Exact to a quarter of the buckets, then growing; from 128 on all are one; a half for what follows."""
     pos = np.array([0, 1, 2, 7, 8, 15, 16, 40, 90, 127, 128, 200], np.int32)
     n = len(pos)
-    ubatch = Ubatch(pos, None, pos[None], np.zeros(n, np.int32), ((0,),) * n, np.ones(n, bool), pos, 1, n)
+    ubatch = Ubatch(pos, None, pos[None], np.zeros(n, np.int32), ((0,),) * n, np.ones(n, bool), pos, 1, n, n)
     bucket = Distances(n, n_buckets).fill(Step(ubatch, ()))[0]
 
     def expected(distance: int) -> int:

@@ -1,5 +1,6 @@
 // Attention of few tokens. K and V of types K_TYPE and V_TYPE: a quantized type of quants.cuh, or a Plain<number>.
 // A block has one token, up to 8 query heads that share a KV head, and a run of cells (split KV): the block that comes last joins the runs.
+// A thread has WIDTH elements of V, 128 apart.
 #include "attention.cuh"
 
 const int THREADS = 128, HEADS = 8, CELLS = 128;                         // cells that a block takes at a time, one per thread
@@ -72,28 +73,91 @@ template <class K> __device__ __forceinline__ void dots(const char * row, const 
         for (; i < d; i++) for (int h = 0; h < HEADS; h++) if (h < n) sum[h] += K::element(row + i * K::BYTES, 0) * queries[h * d + i];
 }
 
+// The token of a block, and its n heads from head0 on, which share a KV head.
+struct Place { int token, stream, kv_head, head0, n; };
+__device__ __forceinline__ Place place_of_block(int n_head, int n_head_kv) {
+    const int shared_heads = n_head / n_head_kv, groups = (shared_heads + HEADS - 1) / HEADS, group = blockIdx.z % groups;
+    const int kv_head = blockIdx.z / groups % n_head_kv;
+    return {(int) blockIdx.y, (int) blockIdx.z / groups / n_head_kv, kv_head, kv_head * shared_heads + group * HEADS,
+            min(HEADS, shared_heads - group * HEADS)};
+}
+
+// Scores of n heads become weights, a warp has a head: the maximum and the sum so far follow, `rescale` is what sums so far shrink by.
+struct State { float top[HEADS], total[HEADS], rescale[HEADS]; };
+__device__ __forceinline__ void weigh(float * scores, int n, State & s) {
+    const int lane = threadIdx.x % 32;
+    for (int h = threadIdx.x / 32; h < n; h += THREADS / 32) {
+        float * row = scores + h * CELLS, m = -INFINITY, sum = 0.0f;
+        for (int c = lane; c < CELLS; c += 32) m = fmaxf(m, row[c]);
+        m = fmaxf(warp_max(m), s.top[h]);
+        const float base = m == -INFINITY ? 0.0f : m;
+        for (int c = lane; c < CELLS; c += 32) { const float e = expf(row[c] - base); row[c] = e; sum += e; }
+        sum = warp_sum(sum);
+        if (lane == 0) { s.rescale[h] = expf(s.top[h] - base); s.total[h] = s.total[h] * s.rescale[h] + sum; s.top[h] = m; }
+    }
+}
+
+// Rows of V from `v` on, times their weights.
+__device__ __forceinline__ void add_values(float (&acc)[HEADS][WIDTH], const float * scores, int n, const char * v, int64_t stride, int dv, int n_cells) {
+    for (int c = 0; c < n_cells; c++) {
+        if (scores[c] == 0.0f && (n == 1 || !any_weight(scores + c, n))) continue;          // a masked cell may hold anything
+        for (int w = 0; w < WIDTH; w++) {
+            const int i = threadIdx.x + w * THREADS;
+            const float x = i < dv ? element<V_TYPE>(v + c * stride, i) : 0.0f;
+            #pragma unroll
+            for (int h = 0; h < HEADS; h++) if (h < n) acc[h][w] += scores[h * CELLS + c] * x;
+        }
+    }
+}
+
+// One of n_runs, of dv + 2 floats each.
+__device__ __forceinline__ void leave_run(const float (&acc)[HEADS][WIDTH], const State & s, int n, int dv, float * part, int64_t row, int n_runs) {
+    #pragma unroll
+    for (int h = 0; h < HEADS; h++) if (h < n) {
+        float * to = part + ((row + h) * n_runs + blockIdx.x) * (dv + 2);
+        for (int w = 0; w < WIDTH; w++) if (threadIdx.x + w * THREADS < dv) to[threadIdx.x + w * THREADS] = acc[h][w];
+        if (threadIdx.x == 0) { to[dv] = s.top[h]; to[dv + 1] = s.total[h]; }
+    }
+}
+
+// What the runs of a head give together, and the sink: where element i of their sum is, how it is scaled.
+struct Joined {
+    const volatile float * runs; int n_runs, dv; float top, sum;
+    __device__ float share(int r) const { return expf(runs[r * (dv + 2) + dv] - top); }
+    __device__ float element(int i) const {
+        float x = 0.0f;
+        for (int r = 0; r < n_runs; r++) x += runs[r * (dv + 2) + i] * share(r);
+        return x;
+    }
+};
+__device__ __forceinline__ Joined join(const float * runs, int n_runs, int dv, float sink) {
+    Joined j = {runs, n_runs, dv, sink, 0.0f};
+    for (int r = 0; r < n_runs; r++) j.top = fmaxf(j.top, j.runs[r * (dv + 2) + dv]);
+    if (j.top == -INFINITY) j.top = 0.0f;
+    for (int r = 0; r < n_runs; r++) j.sum += j.runs[r * (dv + 2) + dv + 1] * j.share(r);
+    j.sum += expf(sink - j.top);
+    return j;
+}
+
 // q F32 [dk, n_tokens, n_head, n_stream], k [dk, n_kv, n_head_kv, n_stream], v [dv, ..]; dst [dv, n_head, n_tokens, n_stream].
 // The result is written as Out says. Runs that are to be joined leave their sums in `part` [stream][token][head][run][dv + 2], maximum and
 // total behind each, and draw a ticket.
 // grid: (runs, n_tokens, n_stream * n_head_kv * groups of up to 8 heads); block: 128; shared: 8 * (dk + 128) floats
-template <int WIDTH> __device__ __forceinline__ void attend(const Tensor & dst, const Tensor & q, const Tensor & k, const Tensor & v,
-                                                            const Tensor & mask, const Tensor & sinks, int mask_type, const Attention & p,
-                                                            float * part, int * tickets, const Out & out) {
+KERNEL attend(Tensor dst, Tensor q, Tensor k, Tensor v, Tensor mask, Tensor sinks, int mask_type, Attention p, float * part, int * tickets, Out out) {
     DYNAMIC_SHARED(float, queries);
-    const int dk = (int) q.ne[0], dv = (int) v.ne[0], n_head = (int) q.ne[2], n_kv = (int) k.ne[1], n_head_kv = (int) k.ne[2];
-    const int shared_heads = n_head / n_head_kv, groups = (shared_heads + HEADS - 1) / HEADS, tid = threadIdx.x;
-    const int token = blockIdx.y, group = blockIdx.z % groups, kv_head = blockIdx.z / groups % n_head_kv, stream = blockIdx.z / groups / n_head_kv;
-    const int head0 = kv_head * shared_heads + group * HEADS, n = min(HEADS, shared_heads - group * HEADS);
+    __shared__ State state;
+    const int dk = (int) q.ne[0], dv = (int) v.ne[0], n_head = (int) q.ne[2], n_kv = (int) k.ne[1], tid = threadIdx.x;
+    const Place at_block = place_of_block(n_head, (int) k.ne[2]);
+    const int token = at_block.token, stream = at_block.stream, head0 = at_block.head0, n = at_block.n;
     float * scores = queries + HEADS * dk;
-    __shared__ float top[HEADS], total[HEADS], rescale[HEADS];
     for (int i = tid; i < n * dk; i += THREADS) queries[i] = *(const float *) at(q, i % dk, token, head0 + i / dk, stream);
-    if (tid < HEADS) { top[tid] = -INFINITY; total[tid] = 0.0f; }
+    if (tid < HEADS) { state.top[tid] = -INFINITY; state.total[tid] = 0.0f; }
     float acc[HEADS][WIDTH] = {};
     const int first = (int) (blockIdx.x * p.cells_each), last = min(first + (int) p.cells_each, n_kv);
     const char * seen = mask.data ? at(mask, 0, token, 0, stream % (int) mask.ne[3]) : nullptr;
-    const char * k0 = at(k, 0, 0, kv_head, stream), * v0 = at(v, 0, 0, (int) (kv_head * v.ne[2] / n_head_kv), stream);
+    const char * k0 = at(k, 0, 0, at_block.kv_head, stream), * v0 = at(v, 0, 0, (int) (at_block.kv_head * v.ne[2] / k.ne[2]), stream);
     for (int start = first; start < last; start += CELLS) {
-        const int cell = start + tid, n_cells = min(CELLS, last - start);
+        const int cell = start + tid;
         const float bias = cell >= last ? -INFINITY : seen ? load(mask_type, seen + cell * mask.nb[0]) : 0.0f;
         if (!any_of_block(bias > -INFINITY)) continue;
         float sum[HEADS];
@@ -102,72 +166,31 @@ template <int WIDTH> __device__ __forceinline__ void attend(const Tensor & dst, 
         for (int h = 0; h < HEADS; h++) if (h < n)
             scores[h * CELLS + tid] = bias > -INFINITY ? score(sum[h], p, slope(head0 + h, n_head, p.max_bias) * bias) : -INFINITY;
         __syncthreads();
-        for (int h = tid / 32; h < n; h += THREADS / 32) {                  // a warp has a head: new maximum, weights, sum
-            float m = -INFINITY, e_sum = 0.0f;
-            for (int c = tid % 32; c < CELLS; c += 32) m = fmaxf(m, scores[h * CELLS + c]);
-            m = fmaxf(warp_max(m), top[h]);
-            const float base = m == -INFINITY ? 0.0f : m;
-            for (int c = tid % 32; c < CELLS; c += 32) { const float e = expf(scores[h * CELLS + c] - base); scores[h * CELLS + c] = e; e_sum += e; }
-            e_sum = warp_sum(e_sum);
-            if (tid % 32 == 0) { rescale[h] = expf(top[h] - base); total[h] = total[h] * rescale[h] + e_sum; top[h] = m; }
-        }
+        weigh(scores, n, state);
         __syncthreads();
         #pragma unroll
-        for (int h = 0; h < HEADS; h++) if (h < n) for (int w = 0; w < WIDTH; w++) acc[h][w] *= rescale[h];
-        for (int c = 0; c < n_cells; c++) {
-            if (scores[c] == 0.0f && (n == 1 || !any_weight(scores + c, n))) continue;      // a masked cell may hold anything
-            for (int w = 0; w < WIDTH; w++) {
-                const int i = tid + w * THREADS;
-                const float x = i < dv ? element<V_TYPE>(v0 + (start + c) * v.nb[1], i) : 0.0f;
-                #pragma unroll
-                for (int h = 0; h < HEADS; h++) if (h < n) acc[h][w] += scores[h * CELLS + c] * x;
-            }
-        }
+        for (int h = 0; h < HEADS; h++) if (h < n) for (int w = 0; w < WIDTH; w++) acc[h][w] *= state.rescale[h];
+        add_values(acc, scores, n, v0 + start * v.nb[1], v.nb[1], dv, min(CELLS, last - start));
     }
     __syncthreads();
     const int64_t row = ((int64_t) stream * dst.ne[2] + token) * n_head + head0;             // of head0 in the result
     const int n_runs = gridDim.x;
     if (n_runs > 1) {
-        #pragma unroll
-        for (int h = 0; h < HEADS; h++) if (h < n) {
-            float * to = part + ((row + h) * n_runs + blockIdx.x) * (dv + 2);
-            for (int w = 0; w < WIDTH; w++) if (tid + w * THREADS < dv) to[tid + w * THREADS] = acc[h][w];
-            if (tid == 0) { to[dv] = top[h]; to[dv + 1] = total[h]; }
-        }
+        leave_run(acc, state, n, dv, part, row, n_runs);
         if (!last_of(n_runs, tickets + (int64_t) blockIdx.y * gridDim.z + blockIdx.z)) return;
     }
     #pragma unroll
     for (int h = 0; h < HEADS; h++) if (h < n) {
-        const int head = head0 + h;
-        const volatile float * runs = part + (row + h) * n_runs * (dv + 2);
-        const float sink = sinks.data ? *(const float *) (sinks.data + head * sinks.nb[0]) : -INFINITY;
-        float m = fmaxf(top[h], sink), sum = 0.0f;
-        if (n_runs > 1) for (int r = 0; r < n_runs; r++) m = fmaxf(m, runs[r * (dv + 2) + dv]);
-        if (m == -INFINITY) m = 0.0f;
-        if (n_runs == 1) sum = total[h] * expf(top[h] - m);
-        else for (int r = 0; r < n_runs; r++) sum += runs[r * (dv + 2) + dv + 1] * expf(runs[r * (dv + 2) + dv] - m);
-        sum += expf(sink - m);
+        const float sink = sinks.data ? *(const float *) (sinks.data + (head0 + h) * sinks.nb[0]) : -INFINITY;
+        Joined j = join(part + (row + h) * n_runs * (dv + 2), n_runs > 1 ? n_runs : 0, dv, n_runs > 1 ? sink : fmaxf(sink, state.top[h]));
+        const float alone = n_runs > 1 ? 0.0f : expf(state.top[h] - j.top);
+        if (n_runs == 1) j.sum = state.total[h] * alone + expf(sink - j.top);
         for (int w = 0; w < WIDTH; w++) {
             const int i = tid + w * THREADS;
             if (i >= dv) break;
-            float x = 0.0f;
-            if (n_runs == 1) x = acc[h][w] * expf(top[h] - m);
-            else for (int r = 0; r < n_runs; r++) x += runs[r * (dv + 2) + i] * expf(runs[r * (dv + 2) + dv] - m);
-            x = sum > 0.0f ? x / sum : 0.0f;
-            if (out.floats) *(float *) at(dst, i, head, token, stream) = x;
+            const float sum = n_runs > 1 ? j.element(i) : acc[h][w] * alone, x = j.sum > 0.0f ? sum / j.sum : 0.0f;
+            if (out.floats) *(float *) at(dst, i, head0 + h, token, stream) = x;
             if (out.q) quantize32(x, out.q + (row + h) * dv + i / 32 * 32, out.s + ((row + h) * dv + i) / 32);
         }
     }
-}
-KERNEL attend_1(Tensor dst, Tensor q, Tensor k, Tensor v, Tensor mask, Tensor sinks, int mask_type, Attention p, float * part, int * tickets, Out out) {
-    attend<1>(dst, q, k, v, mask, sinks, mask_type, p, part, tickets, out);
-}
-KERNEL attend_2(Tensor dst, Tensor q, Tensor k, Tensor v, Tensor mask, Tensor sinks, int mask_type, Attention p, float * part, int * tickets, Out out) {
-    attend<2>(dst, q, k, v, mask, sinks, mask_type, p, part, tickets, out);
-}
-KERNEL attend_4(Tensor dst, Tensor q, Tensor k, Tensor v, Tensor mask, Tensor sinks, int mask_type, Attention p, float * part, int * tickets, Out out) {
-    attend<4>(dst, q, k, v, mask, sinks, mask_type, p, part, tickets, out);
-}
-KERNEL attend_8(Tensor dst, Tensor q, Tensor k, Tensor v, Tensor mask, Tensor sinks, int mask_type, Attention p, float * part, int * tickets, Out out) {
-    attend<8>(dst, q, k, v, mask, sinks, mask_type, p, part, tickets, out);
 }

@@ -23,13 +23,25 @@ template <class T> __device__ __forceinline__ void load_slice(const Tensor & x, 
     }
 }
 
+// Scores become weights, four neighbouring threads have a row: the maximum and the sum so far follow, `rescale` is what sums so far shrink by.
+struct State { float top[ROWS], total[ROWS], rescale[ROWS]; };
+__device__ __forceinline__ void weigh(float * s, State & state) {
+    const int r = threadIdx.x / 4, first = threadIdx.x % 4;
+    float * row = s + r * S_STRIDE, m = state.top[r], sum = 0.0f;
+    for (int c = first; c < CELLS; c += 4) m = fmaxf(m, row[c]);
+    m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1)); m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
+    const float base = m == -INFINITY ? 0.0f : m;
+    for (int c = first; c < CELLS; c += 4) { const float e = expf(row[c] - base); row[c] = e; sum += e; }
+    sum += __shfl_xor_sync(0xffffffffu, sum, 1); sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    if (first == 0) { state.rescale[r] = expf(state.top[r] - base); state.total[r] = state.total[r] * state.rescale[r] + sum; state.top[r] = m; }
+}
+
 // q F32 [dk, n_tokens, n_head, n_stream], k [dk, n_kv, n_head_kv, n_stream], v [dv, ..]; dst [dv, n_head, n_tokens, n_stream]. A thread has
 // query rows y + 16 i, and cells or elements of V x + 16 j. A block has `tokens` tokens, up to 64 heads and 64 WIDTH elements of V.
 // grid: (n_tokens / tokens, n_head_kv * groups of heads * chunks of V, n_stream); block: 256; shared: 64 (dk + 1) + 64 * 33 + 2 * 64 * 65 floats
-template <int WIDTH> __device__ __forceinline__ void tile(const Tensor & dst, const Tensor & q, const Tensor & k, const Tensor & v, const Tensor & mask,
-                                                          const Tensor & sinks, int mask_type, const Attention & p, int tokens, const Out & out) {
+KERNEL __launch_bounds__(256) tile(Tensor dst, Tensor q, Tensor k, Tensor v, Tensor mask, Tensor sinks, int mask_type, Attention p, int tokens, Out out) {
     DYNAMIC_SHARED(float, queries);
-    __shared__ float top[ROWS], total[ROWS], rescale[ROWS];
+    __shared__ State state;
     __shared__ int seen_by_any;
     const int dk = (int) q.ne[0], dv = (int) v.ne[0], n_head = (int) q.ne[2], n_kv = (int) k.ne[1], n_head_kv = (int) k.ne[2], n_tokens = (int) q.ne[1];
     const int shared_heads = n_head / n_head_kv, heads = min(shared_heads, ROWS), groups = (shared_heads + heads - 1) / heads;
@@ -41,7 +53,7 @@ template <int WIDTH> __device__ __forceinline__ void tile(const Tensor & dst, co
         const int r = e / dk, i = e % dk, t = t0 + r / heads, h = r % heads;
         queries[r * q_stride + i] = r < tokens * heads && t < n_tokens && h < n_heads ? *(const float *) at(q, i, t, head0 + h, stream) : 0.0f;
     }
-    if (tid < ROWS) { top[tid] = -INFINITY; total[tid] = 0.0f; }
+    if (tid < ROWS) { state.top[tid] = -INFINITY; state.total[tid] = 0.0f; }
     float acc[4][4 * WIDTH] = {};
     const char * k0 = at(k, 0, 0, kv_head, stream), * vp = at(v, 0, 0, (int) (kv_head * v.ne[2] / n_head_kv), stream);
     for (int c0 = 0; c0 < n_kv; c0 += CELLS) {
@@ -77,18 +89,9 @@ template <int WIDTH> __device__ __forceinline__ void tile(const Tensor & dst, co
         for (int i = 0; i < 4; i++) for (int j = 0; j < 4; j++)
             s[(y + 16 * i) * S_STRIDE + x + 16 * j] = bias[i][j] > -INFINITY ? score(product[i][j], p, bias[i][j]) : -INFINITY;
         __syncthreads();
-        {                                                                 // four neighbouring threads have a row
-            float * row = s + tid / 4 * S_STRIDE;
-            float m = top[tid / 4], sum = 0.0f;
-            for (int c = tid % 4; c < CELLS; c += 4) m = fmaxf(m, row[c]);
-            m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1)); m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
-            const float base = m == -INFINITY ? 0.0f : m;
-            for (int c = tid % 4; c < CELLS; c += 4) { const float e = expf(row[c] - base); row[c] = e; sum += e; }
-            sum += __shfl_xor_sync(0xffffffffu, sum, 1); sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-            if (tid % 4 == 0) { const float f = expf(top[tid / 4] - base); rescale[tid / 4] = f; total[tid / 4] = total[tid / 4] * f + sum; top[tid / 4] = m; }
-        }
+        weigh(s, state);
         __syncthreads();
-        for (int i = 0; i < 4; i++) { const float f = rescale[y + 16 * i]; for (int j = 0; j < 4 * WIDTH; j++) acc[i][j] *= f; }
+        for (int i = 0; i < 4; i++) { const float f = state.rescale[y + 16 * i]; for (int j = 0; j < 4 * WIDTH; j++) acc[i][j] *= f; }
         for (int w = 0; w < WIDTH; w++) {
             load_slice<V_TYPE>(v, vp, c0, n_cells, v0 + 64 * w, values, S_STRIDE);
             load_slice<V_TYPE>(v, vp, c0, n_cells, v0 + 64 * w + SLICE, values + SLICE, S_STRIDE);
@@ -104,16 +107,16 @@ template <int WIDTH> __device__ __forceinline__ void tile(const Tensor & dst, co
     __syncthreads();
     if (tid < ROWS) {                                                     // rescale becomes what a row is multiplied with
         const int h = tid % heads;
-        float m = top[tid], sum = total[tid], f = 1.0f;
+        float m = state.top[tid], sum = state.total[tid], f = 1.0f;
         if (sinks.data && h < n_heads) {
             const float sink = *(const float *) (sinks.data + (head0 + h) * sinks.nb[0]), both = fmaxf(m, sink);
             f = expf(m - both); sum = sum * f + expf(sink - both);
         }
-        rescale[tid] = sum > 0.0f ? f / sum : 0.0f;
+        state.rescale[tid] = sum > 0.0f ? f / sum : 0.0f;
     }
     __syncthreads();
     for (int w = 0; w < WIDTH; w++) {
-        for (int i = 0; i < 4; i++) for (int j = 0; j < 4; j++) values[(y + 16 * i) * S_STRIDE + x + 16 * j] = acc[i][4 * w + j] * rescale[y + 16 * i];
+        for (int i = 0; i < 4; i++) for (int j = 0; j < 4; j++) values[(y + 16 * i) * S_STRIDE + x + 16 * j] = acc[i][4 * w + j] * state.rescale[y + 16 * i];
         __syncthreads();
         for (int e = tid / 32; e < ROWS * 2; e += THREADS / 32) {         // a warp has 32 elements of a row
             const int r = e / 2, lane = tid % 32, i = v0 + 64 * w + e % 2 * 32 + lane, t = t0 + r / heads, h = r % heads;
@@ -125,13 +128,4 @@ template <int WIDTH> __device__ __forceinline__ void tile(const Tensor & dst, co
         }
         __syncthreads();
     }
-}
-KERNEL __launch_bounds__(256) tile_1(Tensor dst, Tensor q, Tensor k, Tensor v, Tensor mask, Tensor sinks, int mask_type, Attention p, int tokens, Out out) {
-    tile<1>(dst, q, k, v, mask, sinks, mask_type, p, tokens, out);
-}
-KERNEL __launch_bounds__(256) tile_2(Tensor dst, Tensor q, Tensor k, Tensor v, Tensor mask, Tensor sinks, int mask_type, Attention p, int tokens, Out out) {
-    tile<2>(dst, q, k, v, mask, sinks, mask_type, p, tokens, out);
-}
-KERNEL __launch_bounds__(256) tile_4(Tensor dst, Tensor q, Tensor k, Tensor v, Tensor mask, Tensor sinks, int mask_type, Attention p, int tokens, Out out) {
-    tile<4>(dst, q, k, v, mask, sinks, mask_type, p, tokens, out);
 }

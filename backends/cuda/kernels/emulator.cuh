@@ -19,17 +19,10 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __shared__ static               // one block runs at a time, so a static is the block's own
-#define __constant__ static
-#define __restrict__ __restrict
 #define __align__(n) __attribute__((aligned(n)))
 
 struct dim3 { unsigned x, y, z; dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {} };
-struct float2 { float x, y; };
-struct float4 { float x, y, z, w; };
-struct int2 { int x, y; };
-struct int4 { int x, y, z, w; };
-inline float2 make_float2(float x, float y) { return {x, y}; }
-inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+struct alignas(16) int4 { int x, y, z, w; };
 
 namespace emulator {
 
@@ -130,24 +123,15 @@ template <class... A> constexpr unsigned arity(void (*)(A...)) { return sizeof..
 #define DYNAMIC_SHARED(type, name) type * name = (type *) (((uintptr_t) emulator::dynamic_shared.data() + 63) & ~uintptr_t(63))
 #define DEVICE_TABLE static const
 inline void __syncthreads() { emulator::wait(emulator::block_barrier, emulator::n_running); }
-inline void __syncwarp(unsigned = ~0u) { emulator::wait(emulator::warp().barrier, emulator::warp().n_running); }
 inline unsigned lane_of(unsigned lane, unsigned width) { return (emulator::self->id % 32 & ~(width - 1)) | lane; }
 template <class T> T __shfl_xor_sync(unsigned, T v, int m, int = 32) { return emulator::exchange(v, (emulator::self->id % 32) ^ m); }
-template <class T> T __shfl_down_sync(unsigned, T v, int d, int = 32) { return emulator::exchange(v, emulator::self->id % 32 + d); }
 template <class T> T __shfl_up_sync(unsigned, T v, int d, int = 32) { return emulator::exchange(v, emulator::self->id % 32 - d); }
 template <class T> T __shfl_sync(unsigned, T v, int l, int width = 32) { return emulator::exchange(v, lane_of(l, width)); }
-inline unsigned __ballot_sync(unsigned, bool p) {
-    unsigned all = 0;
-    for (unsigned l = 0; l < 32; l++) all |= (emulator::exchange<unsigned>(p, l) & 1u) << l;
-    return all;
-}
 inline void __threadfence() {}
 inline int __dp4a(int a, int b, int c) { for (int i = 0; i < 4; i++) c += (int8_t) (a >> 8 * i) * (int8_t) (b >> 8 * i); return c; }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
-inline float __expf(float x) { return expf(x); }
 inline float __int_as_float(int x) { float f; std::memcpy(&f, &x, 4); return f; }
 inline int __float_as_int(float x) { int i; std::memcpy(&i, &x, 4); return i; }
-inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline float __fmul_rn(float a, float b) { volatile float r = a * b; return r; }
 inline float __fadd_rn(float a, float b) { volatile float r = a + b; return r; }
 inline float __fdiv_rn(float a, float b) { return a / b; }

@@ -22,7 +22,7 @@ KERNEL copy_blocks(Tensor dst, Tensor x, int bytes) {
 // dst [n, r, b2, b3] = rows [r, b2, b3] of x [n, m, b2, b3]
 KERNEL get_rows(Tensor dst, Tensor x, Tensor rows, int x_type) {
     ELEMENT(dst)
-    const int row = *(const int *) at(rows, o.i1, o.i2, o.i3, 0);
+    const int row = max(0, *(const int *) at(rows, o.i1, o.i2, o.i3, 0));       // -1 is a token that could not be drawn
     *(float *) at(dst, o) = load(x_type, at(x, o.i0, row, o.i2, o.i3));
 }
 

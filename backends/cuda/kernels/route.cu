@@ -3,6 +3,7 @@
 #include "common.cuh"
 
 enum Gating { SOFTMAX, SIGMOID, SQRT_SOFTPLUS };
+#define TAKEN __int_as_float(0x7fffffff)                                   // NaN: neither above anything nor equal to it
 
 // The best of all threads' bests; of equal values the first. Every thread gets its index.
 __device__ __forceinline__ int best_of(float v, int i) {
@@ -45,13 +46,14 @@ KERNEL __launch_bounds__(1024) route(Tensor probs, Tensor chosen, Tensor logits,
         const float v = x[i], soft = v > 20.0f ? v : log1pf(expf(v));
         const float p = gating == SOFTMAX ? expf(v - top) * inverse : gating == SIGMOID ? 1.0f / (1.0f + expf(-v)) : sqrtf(soft);
         y[i] = p;
-        by[i] = bias.data ? __fadd_rn(p, *(const float *) (bias.data + i * bias.nb[0])) : p;
+        const float score = bias.data ? __fadd_rn(p, *(const float *) (bias.data + i * bias.nb[0])) : p;
+        by[i] = score == score ? score : -INFINITY;                       // one of n experts is chosen, whatever they score
     }
     for (int u = 0; u < chosen.ne[0]; u++) {
         float v = -INFINITY;
         int best = 0x7fffffff;
         for (int i = threadIdx.x; i < n; i += blockDim.x) if (by[i] > v || (by[i] == v && i < best)) { v = by[i]; best = i; }
         best = best_of(v, best);
-        if (best % (int) blockDim.x == (int) threadIdx.x) { by[best] = -INFINITY; *(int *) at(chosen, u, t, 0, 0) = best; }
+        if (best % (int) blockDim.x == (int) threadIdx.x) { by[best] = TAKEN; *(int *) at(chosen, u, t, 0, 0) = best; }
     }
 }

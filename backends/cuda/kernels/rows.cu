@@ -93,7 +93,10 @@ KERNEL sort(Tensor dst, Tensor x, int padded, float up) {
     const Index r = row_index(dst, blockIdx.x);
     const char * from = at(x, r);
     const int n = (int) x.ne[0];
-    FOR_ROW(i, padded) { value[i] = i < n ? up * f32(from + i * x.nb[0]) : INFINITY; index[i] = i; }
+    FOR_ROW(i, padded) {
+        const float v = i < n ? up * f32(from + i * x.nb[0]) : INFINITY;
+        value[i] = v == v ? v : INFINITY; index[i] = i;                   // NaN comes last, and before what pads
+    }
     for (int size = 2; size <= padded; size *= 2) for (int step = size / 2; step > 0; step /= 2) {
         __syncthreads();
         FOR_ROW(i, padded) {

@@ -1,4 +1,4 @@
-// A token of each row of logits: a chain of cuts, then the best or a draw. One block per row; the order of threads changes nothing,
+// A token of each row of logits: that row's chain of cuts, then the best or a draw. One block per row; the order of threads changes nothing,
 // since weights are integers: exp(x - best) in units of 2^-36.
 //
 // What is kept is always a start of the row sorted by logit, equal logits by number: all keys above `floor`, and those equal to it
@@ -126,7 +126,7 @@ __device__ uint32_t extreme(const Row & r, bool highest, float least) {
     return highest ? found : ~found;
 }
 
-KERNEL sample(Tensor dst, Tensor logits, Tensor steps, Tensor uniform) {
+KERNEL __launch_bounds__(512) sample(Tensor dst, Tensor logits, Tensor steps, Tensor uniform) {
     Row r;
     r.data = at(logits, 0, blockIdx.x, 0, 0); r.stride = logits.nb[0]; r.n = (int) logits.ne[0];
     r.n_divisors = 0; r.floor = 0; r.end = r.n;
@@ -138,8 +138,8 @@ KERNEL sample(Tensor dst, Tensor logits, Tensor steps, Tensor uniform) {
         bool sorted = false;
         token = best;
         for (int s = 0; s < (int) steps.ne[1]; s++) {
-            const int word = (int) *(const float *) at(steps, 0, s, 0, 0);
-            const float value = *(const float *) at(steps, 1, s, 0, 0);
+            const int word = (int) *(const float *) at(steps, 0, s, blockIdx.x, 0);
+            const float value = *(const float *) at(steps, 1, s, blockIdx.x, 0);
             if (word == END) break;
             uint32_t k;
             if (word == TOP_K) {

@@ -28,7 +28,7 @@ KERNEL get_rows(Tensor dst, Tensor x, Tensor rows) {
     const int group = blockIdx.x * blockDim.x + threadIdx.x;
     if (group >= x.ne[0] / 32) return;
     const Index r = row_index(dst, blockIdx.y);
-    const int row = *(const int *) at(rows, r.i1, r.i2, r.i3, 0);
+    const int row = max(0, *(const int *) at(rows, r.i1, r.i2, r.i3, 0));       // -1 is a token that could not be drawn
     Group g;
     unpack_group<TYPE>(x.data + row * x.nb[1] + r.i2 * x.nb[2] + r.i3 * x.nb[3], group, g);
     for (int k = 0; k < 32; k++) *(float *) at(dst, group * 32 + k, r.i1, r.i2, r.i3) = value(g, k);

@@ -15,8 +15,7 @@ from ggraph.backends import cuda
 from ggraph.backends.cuda import Cuda
 from ggraph.backends.cuda.emulator import Emulator
 from ggraph.errors import BackendError
-from ggraph.placement import Need, fitting, parse_device
-from ggraph.tensor import F32, leaf
+from ggraph.placement import parse_device
 from tests import spec
 
 N_LAYER = 2
@@ -77,17 +76,17 @@ def test_every_allocation_may_fail_once(path: Path, machine: Machine) -> None:
     """With "auto", fewer layers go to the device, and the logits are right; a number that was asked for is an error."""
     expected, n_layers = logits(path)
     n = allocations(path, machine)
-    assert n_layers == N_LAYER + 1 and n > 10
+    assert n_layers == N_LAYER + 1 and n > 5
     for number in range(n):
         machine.options = {"failing": [number]}
         try:
             found, fewer = logits(path)
             assert fewer == n_layers - 1 and close(found, expected)
-        except ggraph.BackendError as e:            # of a plan that was made after loading
-            assert number >= n - 2 and "bytes are asked for" in str(e)
-    for number in range(0, n, 3):
+        except ggraph.BackendError as e:            # of a weight without a layer, which the first run takes
+            assert number == n - 1 and "bytes are asked for" in str(e)
+    for number in range(n):
         machine.options = {"failing": [number]}
-        with pytest.raises(ggraph.PlacementError if number < n - 2 else ggraph.BackendError, match="bytes are asked for"):
+        with pytest.raises(ggraph.PlacementError if number < n - 1 else ggraph.BackendError, match="bytes are asked for"):
             logits(path, n_gpu_layers="all")
 
 
@@ -107,7 +106,7 @@ def test_a_device_that_gives_nothing_leaves_all_to_the_cpu(path: Path, machine: 
 def test_auto_counts_weights_cache_and_arena(path: Path, machine: Machine) -> None:
     """As many layers as the memory holds go there, without an allocation that fails; a larger context leaves room for fewer."""
     sizes = []
-    for total in range(300_000, 7_000_000, 1_200_000):
+    for total in range(100_000, 7_000_000, 1_200_000):
         machine.options = {"total": total}
         small, large = logits(path)[1], logits(path, n_ctx=1024)[1]
         sizes.append(small)
@@ -169,16 +168,6 @@ def test_what_the_device_lacks_runs_on_the_cpu_and_is_told_once(path: Path, mach
                                                                 capsys: pytest.CaptureFixture[str]) -> None:
     expected, _ = logits(path)
     capsys.readouterr()
-    monkeypatch.setattr(cuda, "can", lambda node: node.op != "rms_norm")
+    monkeypatch.setattr(cuda, "can", lambda node, max_shared: node.op != "rms_norm")
     assert close(logits(path)[0], expected)
     assert capsys.readouterr().err.count("cuda has no kernel for rms_norm of F32: it runs on the CPU") == 1
-
-
-def test_fitting_counts_from_the_output_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The output first, then the last layer; the embedding is counted from the start, since it comes with all of them."""
-    monkeypatch.setattr(placement, "MARGIN", 0)
-    sizes = {"token_embd.weight": 48, "blk.0.ffn_up.weight": 200, "blk.1.ffn_up.weight": 300, "output.weight": 100}
-    weights = {name: leaf(F32, (n // 4,), name) for name, n in sizes.items()}
-    assert [fitting(weights, 2, Need(), free) for free in (0, 147, 148, 447, 448, 648)] == [0, 0, 1, 1, 2, 3]
-    assert [fitting(weights, 2, Need([0, 20, 0]), free) for free in (448, 468)] == [1, 2]
-    assert [fitting(weights, 2, Need(once=40), free) for free in (487, 488)] == [1, 2]

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -104,3 +105,24 @@ def test_all_tokens_may_choose_one_expert() -> None:
         ids = ops.top_k(ops.add(g.f32(8, g.n_tokens), g.leaf(F32, (8,), np.array([0, 0, 0, 0, 0, 100, 0, 0], np.float32))), 1)
         return ops.mul_mat_id(g.any(Q8_0, 64, 33, 8), g.f32(64, 1, g.n_tokens), ids)
     against_ref(make, 300, 3e-4)
+
+
+def scaled(g: Build, n_tokens: int, factor: float, spoil: float = 0.0) -> Tensor:
+    """A product whose activations have that size; the last of each column is `spoil`, unless that is 0."""
+    x = (g.rng.standard_normal((n_tokens, 64)) * factor).astype(np.float32)
+    x[:, -1] = spoil or x[:, -1]
+    return ops.mul_mat(g.weight(Q8_0, 64, 32), g.leaf(F32, (64, n_tokens), x))
+
+
+@pytest.mark.parametrize("n_tokens", [1, 40])
+def test_activations_of_any_size(n_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of 8 bits keep their precision where they are no normal numbers of f16; NaN and infinity are not lost in rounding."""
+    monkeypatch.setenv("GGRAPH_REF", "exact")
+    for factor in (1e-7, 1.0, 1e9):
+        against_ref(partial(scaled, n_tokens=n_tokens, factor=factor), n_tokens, 2e-4)
+    cuda = Cuda(Emulator())
+    for spoil in (np.nan, np.inf, -np.inf):
+        found = run_case(cuda, Case("mul_mat", "spoiled", partial(scaled, n_tokens=n_tokens, factor=1.0, spoil=spoil)))
+        assert not np.isfinite(found).any()
+    assert not run_case(cuda, Case("mul_mat", "nothing", partial(scaled, n_tokens=n_tokens, factor=1e-38))).any()
+    cuda.close()

@@ -1,11 +1,14 @@
 """Every kernel compiles for a GPU. NVRTC needs none; where it is not installed the tests are skipped."""
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pytest
 
 from ggraph.backends.cuda import nvrtc, source
+from ggraph.backends.cuda.cupy_device import STATIC_SHARED
+from ggraph.backends.cuda.ops_attention import TILE_WIDTHS, WIDTHS
 from ggraph.errors import BackendError
 from tests.backends.optable import WEIGHTS
 
@@ -22,7 +25,8 @@ def variants(file: str) -> list[source.Defines]:
     if file in ("matvec", "gated", "experts"):
         return [*((("TYPE_0", t),) for t in QUANTIZED), MIXED]
     if file in ("attention", "attention_tile", "heads"):
-        return [(("K_TYPE", t), ("V_TYPE", t)) for t in CACHES]
+        widths = {"attention": WIDTHS, "attention_tile": TILE_WIDTHS}.get(file)
+        return [(("K_TYPE", t), ("V_TYPE", t), *((("WIDTH", str(w)),) if widths else ())) for t in CACHES for w in widths or (0,)]
     if file in ("delta", "recurrent"):
         return [(("LANES", n),) for n in "1248"]
     if file == "matmul":
@@ -49,4 +53,19 @@ FILES: list[Any] = [
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("file", "defines"), FILES)
 def test_kernels_compile(file: str, defines: source.Defines, target: str) -> None:
-    assert nvrtc.compiled(file, defines, target)[:4] == b"\x7fELF"
+    cubin = nvrtc.compiled(file, defines, target)
+    assert cubin[:4] == b"\x7fELF"
+    if "DYNAMIC_SHARED" in source.source(file):
+        assert max(n for name, n in sections(cubin) if name.startswith(".nv.shared.")) <= RESERVED + STATIC_SHARED
+
+
+RESERVED = 1024                         # bytes of shared memory of each block that are CUDA's own
+
+
+def sections(elf: bytes) -> list[tuple[str, int]]:
+    """(name, bytes) of each section of an ELF file of 64 bits."""
+    start, = struct.unpack_from("<Q", elf, 0x28)
+    n, of_names = struct.unpack_from("<HH", elf, 0x3c)
+    rows = [struct.unpack_from("<IIQQQQ", elf, start + 64 * i) for i in range(n)]
+    names = rows[of_names][4]
+    return [(elf[names + row[0]:elf.index(b"\0", names + row[0])].decode(), row[5]) for row in rows]

@@ -62,9 +62,15 @@ def test_whole_half_or_by_pattern_gives_what_the_cpu_gives(name: str, tmp_path: 
     assert [close(x, expected) for x in found] == [True] * len(found)
 
 
+ALL = ("llama-dense", "gemma3-dense", "qwen35-dense", "qwen3moe-moe", "mamba2-dense", "gpt-oss-moe", "deepseek2-moe")
+
+
+@pytest.mark.parametrize("qtype", [None, pytest.param("Q8_0", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name == NAMES[0] else [pytest.mark.slow]) for name in ALL])
 @pytest.mark.usefixtures("emulated")
-def test_a_decode_step_copies_twice_and_is_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = model(NAMES[0], tmp_path)
+def test_a_decode_step_copies_twice_and_is_replayed(name: str, qtype: str | None, tmp_path: Path,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    path = spec.write(spec.specs()[name], tmp_path / "m.gguf", qtype)
     counts: list[Counter[str]] = []
     replayed = logits(path, counts)
     for step in counts[1:]:

@@ -148,7 +148,7 @@ def test_logits_that_cannot_be_drawn_from(llm: ggraph.LLM) -> None:
     assert drawing is not None
     g = llm.generate(PROMPT, max_tokens=4)
     g._read_prompt()
-    drawing.pending = lambda: np.array([-1], np.int32).view(np.uint8)
+    drawing.pending = lambda: lambda: np.array([-1], np.int32)  # type: ignore[method-assign]
     with pytest.raises(ggraph.SamplerError, match="highest logit is not finite"):
         g._sample()
 
@@ -159,10 +159,10 @@ def test_the_distribution_is_the_chains() -> None:
     n, cuda = 3000, Cuda(Emulator())
     g = Build(cuda)
     logits = np.array([0.5, -1, 2, 1.2, 0.1, 0.9, 1.5, -3, 0.7, -0.2], np.float32)
-    steps = np.zeros((4, 2), np.float32)
-    steps[:3] = [(ops.SAMPLE["top_k"], 6), (ops.SAMPLE["temp"], 0.8), (ops.SAMPLE["dist"], 0)]
+    steps = np.zeros((n, 4, 2), np.float32)
+    steps[:, :3] = [(ops.SAMPLE["top_k"], 6), (ops.SAMPLE["temp"], 0.8), (ops.SAMPLE["dist"], 0)]
     uniform = np.random.default_rng(3).integers(-2**31, 2**31, (n, 2)).astype(np.int32)
-    node = ops.sample(g.leaf(F32, (10, n), np.tile(logits, (n, 1))), g.leaf(F32, (2, 4), steps), g.leaf(I32, (2, n), uniform))
+    node = ops.sample(g.leaf(F32, (10, n), np.tile(logits, (n, 1))), g.leaf(F32, (2, 4, n), steps), g.leaf(I32, (2, n), uniform))
     node.buffer = cuda.alloc(int(node.nbytes))
     cuda.compile(nodes_of(node), {node}).run()
     tokens = np.array(cuda.download(node.buffer, 0, 4 * n).view(np.int32))
