@@ -91,9 +91,7 @@ class Context(Single):
         self.plans = PlanCache()
         self.perf = Perf()
         self._busy = threading.RLock()
-        self._aborted = False
-        self._closed = False
-        self._in_hook = False
+        self._aborted = self._closed = self._in_hook = False
         self.on_step = on_step
         self._rows: np.ndarray | None = None
         self._rows_kind = ""
