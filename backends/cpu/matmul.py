@@ -73,12 +73,13 @@ def product(dtype: DType, width: int, scattered: bool = False) -> Callable[..., 
     `scattered` to dst + stride * order[i] (i32)."""
     column_bytes, panel_size = sizes(dtype)
     all_panels = (_plain if dtype in PLAIN else _quantized)(dtype, width, scattered, panel_size)
+    least = sys.maxsize if dtype in PLAIN or not _many_registers() else matmul_many.LEAST
 
     @inline
     def run(weights, act, n, k, dst, stride, n_rows, order, unit, ith, nth):
         column, panels = column_bytes(k), (n_rows + ROWS - 1) // ROWS
         begin, end = share((panels + unit - 1) // unit, ith, nth)
-        batch = max(min(L2 // column, matmul_many.MOST) // width, 1) * width
+        batch = matmul_many.MOST if n >= least else max(L2 // column // width, 1) * width
         for first in range(0, n, batch):
             last = min(n, first + batch)
             all_panels(weights, begin * unit, min(end * unit, panels), act, column, first, last, k, dst, stride, n_rows, order)
@@ -110,15 +111,16 @@ def _quantized(dtype: DType, width: int, scattered: bool, panel_size: Callable[.
     if _many_registers():
         least, many = matmul_many.LEAST, matmul_many.product(fmt, _codes(fmt), _rule(dtype), panel_size, width, scattered)
     else:
-        least, many = sys.maxsize, _nothing
+        least, many = sys.maxsize, _no_pairs
 
     @inline
     def panels(weights, begin, end, act, column, first, last, k, dst, stride, n_rows, order):
         size, i, rest = panel_size(k), begin, first
         if last - first >= least:
             while i + 2 <= end:
-                rest = many(weights + i * size, act, column, first, last, k, dst + 4 * ROWS * i, stride, n_rows - ROWS * i, order)
-                i += 2
+                pairs, to = min((end - i) // 2, matmul_many.PAIRS), dst + 4 * ROWS * i
+                rest = many(weights + i * size, pairs, act, column, first, last, k, to, stride, n_rows - ROWS * i, order)
+                i += 2 * pairs
         for j in range(begin, end):
             panel(weights + j * size, act, column, rest if j < i else first, last, k, dst + 4 * ROWS * j, stride,
                   n_rows - ROWS * j, order)
@@ -132,6 +134,11 @@ def _many_registers() -> bool:
 def _rule(dtype: DType) -> Any:
     fmt = FORMATS[dtype]
     return tile.Rule(fmt.wide, fmt.bias, fmt.mins, fmt.small, dtype in SUMS_F16)
+
+
+@inline
+def _no_pairs(w, pairs, act, column, t, last, k, dst, stride, rows, order):
+    return t
 
 
 @inline
