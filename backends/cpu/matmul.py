@@ -185,7 +185,7 @@ def _tile(dtype: DType, width: int) -> Callable[..., Any]:
             v = w + head
             for i in range(n_blocks):
                 for j in range(0, size, 64):
-                    simd.prefetch(v + AHEAD + j)
+                    simd.prefetch(w + i * size + AHEAD + j)
                 acc = columns(acc, codes(v), scales(w, i), act)
                 v += values
                 act += step
