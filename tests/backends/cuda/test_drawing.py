@@ -12,23 +12,11 @@ import pytest
 import ggraph
 from ggraph.backends.cuda import Cuda
 from ggraph.backends.cuda.emulator import Emulator
-from tests import tiny
 
 USUAL = "top_k 40;top_p 0.95;min_p 0.05;temp 0.8;dist"
 CHAINS = ["temp 0", f"{USUAL} 1", "temp 2;dist 2", f"{USUAL} 3", "min_p 0.01;dist 4"]
 PROMPTS = ["the rain in an", "a", "rain in the rain", "an an an", "the rain in a"]
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("models")
-    return {"dense": tiny.write(folder / "dense.gguf"), "hybrid": tiny.write_hybrid(folder / "hybrid.gguf")}
-
-
-@pytest.fixture(autouse=True)
-def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GGRAPH_BACKEND", "cuda")
-    monkeypatch.setenv("GGRAPH_CUDA_DEVICE", "emulator")
+pytestmark = pytest.mark.usefixtures("emulated")
 
 
 @pytest.mark.parametrize("name", ["dense", "hybrid"])

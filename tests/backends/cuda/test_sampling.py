@@ -21,18 +21,7 @@ PROMPT = "the rain in an"
 CHAINS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0}, "default": {"seed": 1}, "hot": {"seed": 2, "temperature": 2.0, "top_k": 0, "top_p": 0.9},
     "by number": {"seed": 3, "top_k": 0, "top_p": 1.0, "min_p": 0.001}, "all": {"seed": 4, "top_k": 0, "top_p": 1.0, "min_p": 0.0}}
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("models")
-    return {"dense": tiny.write(folder / "dense.gguf"), "hybrid": tiny.write_hybrid(folder / "hybrid.gguf")}
-
-
-@pytest.fixture(autouse=True)
-def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GGRAPH_BACKEND", "cuda")
-    monkeypatch.setenv("GGRAPH_CUDA_DEVICE", "emulator")
+pytestmark = pytest.mark.usefixtures("emulated")
 
 
 @pytest.fixture
