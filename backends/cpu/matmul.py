@@ -73,7 +73,7 @@ def product(dtype: DType, width: int, scattered: bool = False) -> Callable[..., 
     `scattered` to dst + stride * order[i] (i32)."""
     column_bytes, panel_size = sizes(dtype)
     all_panels = (_plain if dtype in PLAIN else _quantized)(dtype, width, scattered, panel_size)
-    least = sys.maxsize if dtype in PLAIN or not _many_registers() else matmul_many.LEAST
+    least = sys.maxsize if dtype in PLAIN else _least()
 
     @inline
     def run(weights, act, n, k, dst, stride, n_rows, order, unit, ith, nth):
@@ -108,10 +108,9 @@ def _plain(dtype: DType, width: int, scattered: bool, panel_size: Callable[..., 
 def _quantized(dtype: DType, width: int, scattered: bool, panel_size: Callable[..., Any]) -> Callable[..., None]:
     """The same: pairs of panels times whole tiles first, if there are many, then what is left of columns and panels."""
     fmt, panel = FORMATS[dtype], tiles(dtype, width, scattered, 1)
+    least, many = _least(), _no_pairs
     if _many_registers():
-        least, many = matmul_many.LEAST, matmul_many.product(fmt, _codes(fmt), _rule(dtype), panel_size, width, scattered)
-    else:
-        least, many = sys.maxsize, _no_pairs
+        many = matmul_many.product(fmt, _codes(fmt), _rule(dtype), panel_size, width, scattered)
 
     @inline
     def panels(weights, begin, end, act, column, first, last, k, dst, stride, n_rows, order):
@@ -129,6 +128,11 @@ def _quantized(dtype: DType, width: int, scattered: bool, panel_size: Callable[.
 
 def _many_registers() -> bool:
     return targets.current().lowering == "avx512vnni"
+
+
+def _least() -> int:
+    """Columns from which on quantized weights are unpacked first."""
+    return matmul_many.LEAST if _many_registers() else sys.maxsize
 
 
 def _rule(dtype: DType) -> Any:
