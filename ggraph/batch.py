@@ -98,6 +98,11 @@ class Batch:
         self._output.append(bool(output))
 
     @property
+    def both(self) -> bool:
+        """Whether its rows are tokens with an embedding each."""
+        return bool(self._token and self._embd)
+
+    @property
     def token(self) -> npt.NDArray[np.int32] | None:
         """int32 [n], None for a batch of embeddings."""
         return None if self._embd and not self._token else np.array(self._token, np.int32)
@@ -147,9 +152,9 @@ class Ubatch:
     def n_tokens(self) -> int:
         return len(self.seq_ids)
 
-    def sets(self) -> Iterator[tuple[Seqs, slice]]:
+    def sets(self) -> list[tuple[Seqs, slice]]:
         """Each run of rows with one sequence set."""
-        return ((seqs, slice(rows.start, rows.stop)) for seqs, rows in _runs(self.seq_ids))
+        return [(seqs, slice(rows.start, rows.stop)) for seqs, rows in _runs(self.seq_ids)]
 
     def take(self, rows: Sequence[int], n_seqs: int = 1) -> Ubatch:
         """The given rows, in this order."""
@@ -178,10 +183,11 @@ def validate(batch: Batch, n_vocab: int, n_seq_max: int, n_ctx: int, pos_max: Ca
     """
     if not len(batch):
         raise BatchError("the batch is empty")
+    runs = _runs(batch._seqs)
     _check_content(batch, n_vocab, n_embd)
-    _check_sequences(batch._seqs, n_seq_max, n_ctx)
-    _check_sharing(batch._seqs, same)
-    pos = _positions(batch._pos, batch._seqs, pos_max, n_axes)
+    _check_sequences(runs, n_seq_max, n_ctx)
+    _check_sharing(runs, same)
+    pos = _positions(batch._pos, runs, pos_max, n_axes)
     return Ubatch(
         token=batch.token, embd=batch.embd, pos=_axes(pos), seq=np.array([s[0] for s in batch._seqs], np.int32),
         seq_ids=tuple(batch._seqs), output=batch.output, rows=np.arange(len(batch), dtype=np.int32),
@@ -197,18 +203,23 @@ def _check_content(batch: Batch, n_vocab: int, n_embd: int | None) -> None:
         raise BatchError(f"the embeddings have {len(batch._embd[0])} values, the model takes {n_embd}")
 
 
-def _runs(seq_ids: Sequence[Seqs]) -> Iterator[tuple[Seqs, range]]:
+Runs = list[tuple[Seqs, range]]
+
+
+def _runs(seq_ids: Sequence[Seqs]) -> Runs:
     """Each run of rows with one sequence set."""
+    runs: Runs = []
     start = 0
     for seqs, run in groupby(seq_ids):
-        rows = range(start, start + len(list(run)))
-        yield seqs, rows
-        start = rows.stop
+        stop = start + len(list(run))
+        runs.append((seqs, range(start, stop)))
+        start = stop
+    return runs
 
 
-def _check_sequences(seq_ids: Sequence[Seqs], n_seq_max: int, n_ctx: int) -> None:
+def _check_sequences(runs: Runs, n_seq_max: int, n_ctx: int) -> None:
     n_rows = [0] * n_seq_max
-    for seqs, rows in _runs(seq_ids):
+    for seqs, rows in runs:
         for s in seqs:
             if not 0 <= s < n_seq_max:
                 raise BatchError(f"token {rows.start} is of sequence {s}; this context has 0 to {n_seq_max - 1} (n_seq_max)")
@@ -218,10 +229,10 @@ def _check_sequences(seq_ids: Sequence[Seqs], n_seq_max: int, n_ctx: int) -> Non
             n_rows[s] += len(rows)
 
 
-def _check_sharing(seq_ids: Sequence[Seqs], same: Callable[[int, int], bool] | None) -> None:
+def _check_sharing(runs: Runs, same: Callable[[int, int], bool] | None) -> None:
     """Sequences may share tokens only while they have the same past: they part once and never join again."""
     company: dict[int, Seqs] = {}       # sequence -> set of its latest token
-    for seqs, rows in _runs(seq_ids):
+    for seqs, rows in runs:
         for s in seqs:
             now = company.get(s)
             if now == seqs:
@@ -233,12 +244,14 @@ def _check_sharing(seq_ids: Sequence[Seqs], same: Callable[[int, int], bool] | N
             company[s] = seqs
 
 
-def _positions(given: Sequence[int | tuple[int, ...] | None], seq_ids: Sequence[Seqs], pos_max: Callable[[int], int],
+def _positions(given: Sequence[int | tuple[int, ...] | None], runs: Runs, pos_max: Callable[[int], int],
                n_axes: int) -> list[int | tuple[int, ...]]:
     last: dict[int, int] = {}
     filled: list[int | tuple[int, ...]] = []
-    for seqs, rows in _runs(seq_ids):
-        last.update({s: pos_max(s) for s in seqs if s not in last})
+    for seqs, rows in runs:
+        for s in seqs:
+            if s not in last:
+                last[s] = pos_max(s)
         follow = range(last[seqs[0]] + 1, last[seqs[0]] + 1 + len(rows))
         if given[rows.start:rows.stop].count(None) == len(rows) and follow[-1] <= POS_MAX:
             _check_position(rows.start, follow[0], seqs, last, n_axes)          # then the others are right as well

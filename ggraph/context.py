@@ -5,10 +5,8 @@ plans of its graphs. It knows no architecture and no backend by name.
 """
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import NoneType, TracebackType
@@ -39,6 +37,7 @@ from .schedule.plan import Plan, PlanCache
 from .shift import shift_graph
 from .state import collect, load, put, save
 from .tensor import Tensor
+from .turn import Turn
 
 Follower = Callable[[Ubatch, np.ndarray], None]
 
@@ -90,8 +89,8 @@ class Context(Single):
         self.arenas: dict[Backend, Arena] = {}
         self.plans = PlanCache()
         self.perf = Perf()
-        self._busy = threading.RLock()
-        self._aborted = self._closed = self._in_hook = False
+        self._alone = Turn()
+        self._aborted = False
         self.on_step = on_step
         self._rows: np.ndarray | None = None
         self._rows_kind = ""
@@ -169,7 +168,7 @@ class Context(Single):
         self._process("decode", batch, drawing)
 
     def _process(self, kind: str, batch: Batch, drawing: Drawing | None = None) -> None:
-        with self._alone():
+        with self._alone:
             start, n_done, self._aborted = time.perf_counter(), 0, False
             asked = self._validate(kind, batch)
             self._settle()
@@ -204,7 +203,7 @@ class Context(Single):
         """From the next batch on, tell someone of every batch that was done: `follower(batch, hidden)`, with the hidden state
         float32 [n_tokens, n_embd] of each of its rows."""
         function("follower", follower)
-        with self._alone():
+        with self._alone:
             self.cparams = replace(self.cparams, hidden=True)
             self._followers.append(follower)
 
@@ -221,20 +220,6 @@ class Context(Single):
         if self.on_step is not None:
             self.on_step(Observed(kind, step, plan, key, how, plan.values or {}, times, seconds))
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        if not self._busy.acquire(blocking=False):      # an RLock: what an interrupt left locked, its thread can take again
-            raise Error("this Context is in use by another thread; give each thread a Context of its own")
-        if self._in_hook:
-            self._busy.release()
-            raise Error("a hook cannot use the Context that calls it; return STOP, and go on behind `process`")
-        try:
-            if self._closed:
-                raise Error("this Context is closed, by itself or with its Model; open a new one")
-            yield
-        finally:
-            self._busy._release_save()  # type: ignore[attr-defined]
-
     def _validate(self, kind: str, batch: Batch) -> Ubatch:
         if kind not in ("decode", "encode"):
             raise BatchError(f"a batch is processed as 'decode' or 'encode', not {kind!r}")
@@ -242,10 +227,10 @@ class Context(Single):
         if len(batch) > self.cparams.n_batch:
             raise BatchError(f"the batch has {len(batch)} tokens, n_batch is {self.cparams.n_batch}; split it or raise n_batch")
         hp = self.hparams
-        if self.cparams.mtp != (batch.embd is not None and batch.token is not None):
+        if self.cparams.mtp != batch.both:
             raise BatchError("a context for next-token prediction, and no other, takes tokens with a hidden state each (embd)")
         n_axes = 4 if hp.rope_mode is not None and hp.rope_mode & MROPE else 1
-        asked = validate(batch, self.model.n_vocab, self.n_seq_max, self.cparams.n_ctx, self.memory.seq_pos_max,
+        asked = validate(batch, self.model.n_vocab, self.cparams.n_seq_max, self.cparams.n_ctx, self.memory.seq_pos_max,
                          same=self.memory.seq_same, n_embd=hp.n_embd, n_axes=n_axes)
         if hp.n_pos and (last := int(asked.pos.max())) >= hp.n_pos:
             raise BatchError(f"the batch reaches position {last}; this model has learned positions 0 to {hp.n_pos - 1} only")
@@ -281,7 +266,7 @@ class Context(Single):
 
     def _plan(self, kind: str, step: Step, drawing: Drawing | None) -> tuple[Plan, tuple[Hashable, ...], str]:
         """The plan of this step's graph key, at the step's sizes; the key; and whether it was built, resized or reused."""
-        key = (kind, *self._static_key(), drawing and drawing.key(), *(k for k in graph_key(step) if k is not None))
+        key = (kind, *self._static_key(), drawing and drawing.key(), *graph_key(step))
         plan = self.plans.get(key) if self.graph_reuse else None
         how = "reused"
         if plan is None:
@@ -344,11 +329,11 @@ class Context(Single):
 
     def _see(self, plan: Plan, node: Tensor) -> None:
         assert self.hook is not None
-        self._in_hook = True
+        self._alone.in_hook = True
         try:
             answer = self.hook.fn(node.name, plan.array(node), node)
         finally:
-            self._in_hook = False
+            self._alone.in_hook = False
         if answer is STOP:
             raise Aborted(f"a hook stopped the step at {node.name}")
         if answer is not None:
@@ -365,7 +350,8 @@ class Context(Single):
         u = step.ubatch
         if (hidden := plan.graph.outputs.get("hidden")) is not None:
             self._take_hidden(plan.array(hidden).reshape(-1, int(hidden.ne[0])), u)
-        kind, node = next((kind, node) for kind, node in plan.graph.outputs.items() if kind != "hidden")
+        kind = "logits" if "logits" in plan.graph.outputs else "embd"
+        node = plan.graph.outputs[kind]
         rows = plan.array(node).reshape(-1, int(node.ne[0])) if u.n_outputs or kind == "embd" else None
         self._rows_kind = kind
         if rows is None:
@@ -427,7 +413,7 @@ class Context(Single):
         Another scale of the same adapters costs nothing; other adapters need plans of their own. Errors, and nothing changed:
         `ModelError` for an adapter of another model.
         """
-        with self._alone():
+        with self._alone:
             before = self.mix.adapters, self.mix.scales
             self._take_adapters(adapters)
             try:
@@ -458,13 +444,9 @@ class Context(Single):
     def close(self) -> None:
         """Free cache and arena, once another thread's `process` has ended. What comes after is an Error; so is a close
         by the Context's own hook."""
-        with self._busy:
-            if self._in_hook:
-                raise Error("a hook cannot close the Context that calls it, nor its Model; return STOP, and close behind `process`")
-            if self._closed:
-                return
-            self._closed = True
-            self._release()
+        with self._alone.lock:
+            if self._alone.end():
+                self._release()
 
     def __enter__(self) -> Context:
         return self
@@ -476,24 +458,24 @@ class Context(Single):
 
     def state_save(self, path: str | Path, seq: int | None = None) -> None:
         """Write the memory of all sequences, or of one, to a file."""
-        with self._alone():
+        with self._alone:
             self._settle()
             save(self.memory, file_path("path", path), seq)
 
     def state_load(self, path: str | Path, seq: int | None = None) -> None:
         """Replace the memory of all sequences, or of one, by a file's. Error, and nothing changed, if it does not fit."""
-        with self._alone():
+        with self._alone:
             self._settle()
             load(self.memory, file_path("path", path), seq)
 
     def state_get(self, seq: int | None = None) -> dict[str, np.ndarray]:
         """What `state_save` writes, as arrays."""
-        with self._alone():
+        with self._alone:
             self._settle()
             return collect(self.memory, seq)
 
     def state_set(self, state: dict[str, np.ndarray], seq: int | None = None) -> None:
         """As `state_load`, from arrays of `state_get`."""
-        with self._alone():
+        with self._alone:
             self._settle()
             put(self.memory, named("state", state), seq, "the state")

@@ -40,15 +40,14 @@ class Input(ABC):
 
 def graph_key(step: Step) -> tuple[Hashable, ...]:
     """The part of the graph's key that depends on the step: what the input classes bake in."""
-    return tuple(key(step) for key in Input.keys)
+    return tuple([key(step) for key in Input.keys])
 
 
 def sizes(step: Step, memory: LayerMemory) -> dict[str, int]:
     """The value of every size variable for this step."""
     u = step.ubatch
-    values = {"n_tokens": u.n_tokens, "n_seqs": u.n_seqs, "n_seq_tokens": u.n_seq_tokens, "n_outputs": u.n_outputs,
-              "n_pooled": len({seqs[0] for seqs in u.seq_ids})}
-    return values | memory.sizes(step)
+    return {"n_tokens": u.n_tokens, "n_seqs": u.n_seqs, "n_seq_tokens": u.n_seq_tokens, "n_outputs": u.n_outputs,
+            "n_pooled": len(set(u.seq.tolist())), **memory.sizes(step)}
 
 
 class Tokens(Input):
@@ -189,9 +188,7 @@ class Distances(Input):
         self.n_buckets = n_buckets
         self.tensors = (leaf(I32, (n_tokens * n_tokens,), "pos_bucket"),)
 
-    @classmethod
-    def key(cls, step: Step) -> Hashable:
-        return None
+    key = None
 
     def fill(self, step: Step) -> tuple[np.ndarray, ...]:
         pos, n = step.ubatch.pos[0], self.n_buckets // 2
@@ -231,9 +228,7 @@ class BlockCells(Input):
                         leaf(F32, (n_blocks, 1, n_tokens_stream, n_stream), f"blk_bias_{group}"),
                         leaf(I32, (n_kv, n_stream), f"cell_blk_{group}"))
 
-    @classmethod
-    def key(cls, step: Step) -> Hashable:
-        return None
+    key = None
 
     def fill(self, step: Step) -> tuple[np.ndarray, ...]:
         kv, u, slots, x = self.memory.kv[self.group], step.ubatch, step.slots[self.group], self.indexer
@@ -272,9 +267,7 @@ class BlockMeans(Input):
                         leaf(I32, (4 * n_blocks * n_seqs,), f"blk_pos_{group}"), leaf(F32, shape, f"blk_bias_{group}"),
                         leaf(F32, shape, f"blk_seen_{group}"), leaf(I32, (n_kv, n_stream), f"cell_blk_{group}"))
 
-    @classmethod
-    def key(cls, step: Step) -> Hashable:
-        return None
+    key = None
 
     def fill(self, step: Step) -> tuple[np.ndarray, ...]:
         kv, u, size = self.memory.kv[self.group], step.ubatch, self.block

@@ -154,15 +154,15 @@ class _Table:
 
     def __init__(self, owner: Compiled, start: int, stop: int):
         self.owner, self.start, self.stop = owner, start, stop
+        self.address = owner.table.ctypes.data + start * owner.table.strides[0]
 
     def run(self, n_threads: int, times: list[NodeTime] | None) -> None:
-        table, n = self.owner.table, self.stop - self.start
-        first = table.ctypes.data + self.start * table.strides[0]
+        n = self.stop - self.start
         if times is None:
-            pool.run(first, n, n_threads)
+            pool.run(self.address, n, n_threads)
             return
         ticks, start = np.zeros(n, np.int64), pool.ticks()
-        pool.run(first, n, n_threads, times=ticks.ctypes.data)
+        pool.run(self.address, n, n_threads, times=ticks.ctypes.data)
         nodes: list[Tensor] = []
         for step, end in zip(self.owner.steps[self.start:self.stop], ticks.tolist()):
             nodes += step.nodes

@@ -32,7 +32,7 @@ __all__ = ["matmul_kernel", "panel_bytes", "supports"]
 
 SUMS_F16 = (dtypes.Q4_1, dtypes.Q5_1)               # their offsets meet sums in f16, as in llama.cpp's q8_1
 L2 = 512 << 10                                      # bytes of activations that are kept hot
-AHEAD = 4096                                        # weights are asked for so many bytes before they are needed
+AHEAD = 8192                                        # weights are asked for so many bytes before they are needed
 
 
 def matmul_kernel(dtype: DType) -> Kernel:
@@ -189,7 +189,7 @@ def _tile(dtype: DType, width: int) -> Callable[..., Any]:
             v = w + head
             for i in range(n_blocks):
                 for j in range(0, size, 64):
-                    simd.prefetch(w + i * size + AHEAD + j)
+                    simd.prefetch_near(w + i * size + AHEAD + j)
                 acc = columns(acc, codes(v), scales(w, i), act)
                 v += values
                 act += step
@@ -224,7 +224,7 @@ def _plain_tile(dtype: DType, width: int, n_panels: int) -> Callable[..., Any]:
     def one(w, act, k):
         acc, n = zeros(), (k + length - 1) // length
         for _ in range(n):
-            simd.prefetch(w + AHEAD)
+            simd.prefetch_near(w + AHEAD)
             acc = outer(acc, (load(w),), act)
             w += size
             act += step
@@ -235,8 +235,8 @@ def _plain_tile(dtype: DType, width: int, n_panels: int) -> Callable[..., Any]:
         acc, n = zeros(), (k + length - 1) // length
         other = w + n * size
         for _ in range(n):
-            simd.prefetch(w + AHEAD)
-            simd.prefetch(other + AHEAD)
+            simd.prefetch_near(w + AHEAD)
+            simd.prefetch_near(other + AHEAD)
             acc = outer(acc, (load(w), load(other)), act)
             w += size
             other += size

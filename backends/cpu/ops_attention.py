@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
+from ggraph import ops
 from ggraph.dtypes import BF16, F16, F32
 from ggraph.tensor import Tensor
 
@@ -60,8 +61,8 @@ def flash_attn_ext(emit: Emit, node: Tensor, tiles: Callable[[], Scratch] | None
         mask = None
     if not (mask is None or (mask.type in (F32, F16) and in_rows(mask) and int(mask.ne[2]) == 1)):
         return False
-    if not lists:
-        cells = spans = None
+    cells = ops.view(cells, (1,)) if lists else None        # only where they begin is read, and their number grows with each token
+    spans = spans if lists else None
     fields = _block(emit, node, (node, q, k, v, k.root, v.root, cells, spans, mask, sinks), tiles() if tiles else 0)
     emit(_attend(k.type.name, int(k.ne[0]) >= 32, v.type.name, int(v.ne[0]) % 16 == 0), *fields)
     emit(_merge(activation.width() if tiles else 0), *fields)

@@ -147,7 +147,8 @@ def run(table: int, n_steps: int, n_threads: int, owner: object = None, times: i
     with pool.turn:
         pool.own(owner)
         try:
-            pool.grow(n_threads)
+            if len(pool.threads) < n_threads - 1:
+                pool.grow(n_threads)
             C.words[C.TIMES] = times
             pool.run(table, n_steps, n_threads)
         finally:

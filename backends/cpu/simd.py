@@ -214,8 +214,8 @@ def store_bytes(b: Builder, address: Value, x: Value) -> None:
     b.store(x, pointer(b, address, i8x64.ir), align=1)
 
 
-def emit_prefetch(b: Builder, address: Value) -> None:
-    args = pointer(b, address, I8), I32(0), I32(2), I32(1)              # to be read; kept a while; data
+def emit_prefetch(b: Builder, address: Value, level: int = 2) -> None:
+    args = pointer(b, address, I8), I32(0), I32(4 - level), I32(1)      # to be read; how near; data
     call(b, "llvm.prefetch.p0", ir.VoidType(), *args)
 
 
@@ -223,6 +223,12 @@ def emit_prefetch(b: Builder, address: Value) -> None:
 def prefetch(b: Builder, address: Value) -> None:
     """Ask for a cache line, into the second level. Any address will do."""
     emit_prefetch(b, address)
+
+
+@op(_void(_intp))
+def prefetch_near(b: Builder, address: Value) -> None:
+    """The same, into the first level."""
+    emit_prefetch(b, address, level=1)
 
 
 # Making vectors.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Protocol
 
 from ..batch import Splitter, Ubatch, split_equal, split_simple
@@ -90,7 +91,7 @@ class Memory:
             ubatches = list(cut(batch, self.n_ubatch))
             plans = [store.prepare(ubatches) for store in self.stores]
             if None not in plans:
-                return [Step(u, tuple(plan[i] for plan in plans if plan)) for i, u in enumerate(ubatches)]
+                return list(map(Step, ubatches, zip(*plans) if plans else repeat(())))
         store = self.stores[plans.index(None)]
         raise ContextFull(f"the context is full: {store.shortage(batch)}")
 

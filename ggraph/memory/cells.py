@@ -58,7 +58,7 @@ class Cells:
         None if there are too few. Changes nothing.
         """
         head = self.head if self.head + n <= min(self.size, self.n_used + 3 * n) else 0
-        if head + n <= self.size and (not n or self.pos[head:head + n].max() < 0):
+        if head + n <= self.size and _highest(self.pos[head:head + n]) < 0:
             return np.arange(head, head + n, dtype=np.int32)
         if self.size - self.n_used < n:
             unseen = self.unseen()[:n - (self.size - self.n_used)]
@@ -91,7 +91,7 @@ class Cells:
         """Give free cells, ascending, to tokens of one sequence set, positions ascending."""
         self.pos[cells] = pos
         self.n_used += len(cells)
-        self.used_max = max(self.used_max, int(cells.max()) + 1)
+        self.used_max = max(self.used_max, _highest(cells) + 1)
         for s in seqs:
             i = s - self.seq0
             self.owner[i, cells] = True
@@ -124,7 +124,7 @@ class Cells:
 
         So a sequence's positions stay without a gap, and its first one tells what a window still knows.
         """
-        if self.pos[cells].max() < 0:
+        if _highest(self.pos[cells]) < 0:
             return
         for i in np.flatnonzero(self.owner[:, cells].any(1)).tolist():
             line = self.lines[i]
@@ -227,6 +227,10 @@ class Cells:
         self.lines[i] = moved
         self._disown(i, cells[~kept])
         self.torn = False
+
+
+def _highest(x: Array) -> int:
+    return int(np.maximum.reduce(x, initial=-1))            # x.max takes a detour through Python
 
 
 def _where(mask: npt.NDArray[np.bool_]) -> Array:

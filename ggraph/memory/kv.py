@@ -63,7 +63,8 @@ class KVStore:
 
     def line(self, seq: int) -> Line:
         """A sequence's cells in the order (position, cell)."""
-        return self._of(seq).line(seq)
+        cells = self._of(seq)
+        return cells.lines[seq - cells.seq0]
 
     def exclusive(self, seq: int) -> Array:
         """Cells that no other sequence shares."""
@@ -287,12 +288,12 @@ class KVStore:
     def n_kv(self, slots: Slots | Iterable[int]) -> int:
         """The used extent of the streams, padded, at most size: so many cells the graph's K and V views hold."""
         streams = slots.streams.tolist() if isinstance(slots, Slots) else slots
-        used = max(self.cells[s].used_max for s in streams)
+        used = max([self.cells[s].used_max for s in streams])
         return min(self.size, max(1, -(-used // self.n_pad)) * self.n_pad)
 
     def n_listed(self, ubatch: Ubatch) -> int:
         """How many cells `ordered` lists."""
-        return sum(len(self.line(seq)) for seq in set(ubatch.seq.tolist()))
+        return sum(map(len, map(self.line, set(ubatch.seq.tolist()))))
 
     def mask(self, ubatch: Ubatch, slots: Slots, causal: bool = True) -> npt.NDArray[np.bool_]:
         """bool [n_stream_used, n_tokens / n_stream_used, n_kv]: who sees what."""

@@ -87,7 +87,10 @@ class LayerMemory(Memory):
 
     def sizes(self, step: Step) -> dict[str, int]:
         """Values of the groups' size variables, between `apply` and `commit` of the step."""
-        return {name: n for g in self.groups for name, n in g.sizes(step).items()}
+        values: dict[str, int] = {}
+        for g in self.groups:
+            values.update(g.sizes(step))
+        return values
 
 
 def window_size(hp: HParams, cp: CParams) -> int:

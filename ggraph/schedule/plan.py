@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -60,6 +60,19 @@ class Layout:
             after |= {s.root for n in part.nodes for s in n.src if s is not None} | {s for s, _ in part.copies}
 
 
+class Place(NamedTuple):
+    """Where the host finds a tensor in its buffer, at the present sizes. `shape`: in NumPy's order."""
+    offset: int
+    nbytes: int
+    shape: tuple[int, ...]
+
+
+def _place(tensor: Tensor, sizes: Sequence[int]) -> Place:
+    """`sizes`: its ne, nb and view_offs now."""
+    n0, n1, n2, n3 = sizes[:4]
+    return Place(tensor.root.offset + sizes[8], tensor.type.row_bytes(n0) * n1 * n2 * n3, (n3, n2, n1, n0))
+
+
 class Plan:
     def __init__(self, graph: Graph, backends: Sequence[Backend], home: Home, arenas: Mapping[Backend, alloc.Arena],
                  watch: Watch | None = None):
@@ -76,7 +89,8 @@ class Plan:
         self.values: Mapping[str, int] | None = None
         self.seen = self._shown(watched)
         self._visible_sizes = Sizes([n for t in self.seen for n in (*t.ne, *t.nb, t.view_offs)])
-        self._shapes: dict[Tensor, tuple[int, ...]] = {}
+        self._places: dict[Tensor, Place] = {}
+        self._views: dict[Tensor, np.ndarray] = {}      # of what is in host memory, at these places
 
     def _shown(self, watched: Collection[Tensor]) -> list[Tensor]:
         """Tensors whose present shape the host asks for: outputs, watched nodes, copies."""
@@ -116,7 +130,8 @@ class Plan:
             c.resize(values)
         if self._visible_sizes.update(values):
             rows = self._visible_sizes.numbers.reshape(-1, 9).tolist()
-            self._shapes = {t: tuple(row) for t, row in zip(self.seen, rows)}
+            self._places = {t: _place(t, row) for t, row in zip(self.seen, rows)}
+            self._views.clear()
         self.values = dict(values)
         return True
 
@@ -134,7 +149,8 @@ class Plan:
     def run(self, n_threads: int = 1, see: See | None = None, times: list[NodeTime] | None = None) -> None:
         """Run all splits; `see` is called after each watched node, the time of each step is appended to `times`."""
         for part, compiled in zip(self.splits, self.compiled):
-            self._copy_in(part)
+            if part.copies:
+                self._copy_in(part)
             compiled.run(n_threads, times)
             if part.watched is not None and see is not None:
                 see(self, part.watched)
@@ -145,31 +161,31 @@ class Plan:
             part.backend.upload(twin.buffer, twin.offset, data)
 
     def _bytes(self, tensor: Tensor) -> np.ndarray:
-        shape = self._shapes[tensor]
-        nbytes = tensor.type.row_bytes(shape[0]) * shape[1] * shape[2] * shape[3]
-        buffer, offset = tensor.root.buffer, tensor.root.offset + shape[8]
-        return self._owner(tensor).download(buffer, offset, nbytes)
+        place, root = self._places[tensor], tensor.root
+        return self.owner.get(root, self.backends[-1]).download(root.buffer, place.offset, place.nbytes)
 
     def _owner(self, tensor: Tensor) -> Backend:
         return self.owner.get(tensor.root, self.backends[-1])
 
     def array(self, tensor: Tensor) -> np.ndarray:
         """The present contents of an output or watched node: NumPy order, a view where the device is the host."""
-        shape = self._shapes[tensor]
-        dtype = tensor.type.np
-        assert dtype is not None, f"{tensor!r} has no NumPy type"
-        array: np.ndarray = self._bytes(tensor).view(dtype).reshape(shape[3::-1])
+        array = self._views.get(tensor)
+        if array is None:
+            dtype = tensor.type.np
+            assert dtype is not None, f"{tensor!r} has no NumPy type"
+            array = self._bytes(tensor).view(dtype).reshape(self._places[tensor].shape)
+            if self._owner(tensor).host:
+                self._views[tensor] = array
         return array
 
     def fetch(self, tensor: Tensor) -> Callable[[], np.ndarray]:
         """The bytes of an output as they are after this run: what reads them waits for them. The next run may be begun before."""
-        owner, shape = self._owner(tensor), self._shapes[tensor]
-        nbytes = tensor.type.row_bytes(shape[0]) * shape[1] * shape[2] * shape[3]
-        return owner.fetch(tensor.root.buffer, tensor.root.offset + shape[8], nbytes)
+        place = self._places[tensor]
+        return self._owner(tensor).fetch(tensor.root.buffer, place.offset, place.nbytes)
 
     def write(self, tensor: Tensor, data: np.ndarray) -> None:
         """Replace the contents of a watched node."""
-        self._owner(tensor).upload(tensor.root.buffer, tensor.root.offset + self._shapes[tensor][8], np.ascontiguousarray(data))
+        self._owner(tensor).upload(tensor.root.buffer, self._places[tensor].offset, np.ascontiguousarray(data))
 
 
 def arena_bytes(graph: Graph, backend: Backend) -> int:
