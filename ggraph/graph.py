@@ -25,15 +25,16 @@ class Graph:
         """Append everything that `tensor` needs and does not stand yet, then itself."""
         stack, seen = [tensor], self._seen
         while stack:
-            node = stack[-1]
-            todo = [s for s in node.src if s is not None and s.op != "none" and s not in seen]
-            if todo:
-                stack += todo[::-1]
-                continue
-            stack.pop()
-            if node not in seen and node.op != "none":
-                seen.add(node)
-                self.nodes.append(node)
+            node, ready = stack[-1], True
+            for s in reversed(node.src):
+                if s is not None and s.op != "none" and s not in seen:
+                    stack.append(s)
+                    ready = False
+            if ready:
+                stack.pop()
+                if node not in seen and node.op != "none":
+                    seen.add(node)
+                    self.nodes.append(node)
         return tensor
 
     def output(self, name: str, tensor: Tensor) -> None:

@@ -24,7 +24,7 @@ class Tensor:
                  view_src: Tensor | None = None, view_offs: int = 0, name: str = ""):
         self.op, self.type, self.params, self.name = op, type, params or NO_PARAMS, name
         self.src: tuple[Any, ...] = src         # Tensors, or None for an operand that is not there
-        self.ne = pad4(ne)
+        self.ne: Ne = ne if isinstance(ne, tuple) and len(ne) == 4 else pad4(ne)          # there are many of them
         self.nb: Ne = strides(type, self.ne) if nb is None else pad_nb(nb, self.ne)
         self.view_src, self.view_offs = view_src, view_offs
         self.buffer: Any = None
@@ -60,8 +60,6 @@ class Tensor:
 
 
 def pad4(ne: Sequence[int]) -> Ne:
-    if type(ne) is tuple and len(ne) == 4:
-        return ne
     a, b, c, d = (*ne, *(1,) * (4 - len(ne)))
     return a, b, c, d
 
@@ -76,7 +74,7 @@ def pad_nb(nb: Sequence[int], ne: Ne) -> Ne:
 
 def strides(type: DType, ne: Ne) -> Ne:
     """Byte strides of a contiguous tensor."""
-    row = type.row_bytes(ne[0])
+    row = ne[0] // type.block * type.nbytes
     plane = row * ne[1]
     return type.nbytes, row, plane, plane * ne[2]
 

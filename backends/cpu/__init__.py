@@ -84,7 +84,7 @@ class Compiled:
                 join([step for item in items for step in item])         # type: ignore[union-attr]
         self._write_blocks(repeat)
         backend.panels.fill(backend.progress)
-        self.parts: list[_Table | ref.Plan] = self._parts(lowered)
+        self.parts = self._parts(lowered)
         self.fallback = [n for n in lowered if isinstance(n, Tensor)]
         self.reads = {f.root for step in self.made for f in step.fields if isinstance(f, Tensor)}
         self.reads |= {s.root for n in self.fallback for s in n.src if s is not None}
@@ -110,15 +110,16 @@ class Compiled:
         if self.unrolled is not None:
             self.table = self.unrolled.spread(self.sizes, self.table)
         self.table[:, 1] = self.sizes.numbers.ctypes.data + 8 * self.table[:, 1]
+        self._address = self.table.ctypes.data
 
     @cached_property
     def steps(self) -> Sequence[Step]:
         """One for each row of the table."""
         return self.made if self.unrolled is None else self.unrolled.steps(self.made)
 
-    def _parts(self, lowered: Sequence[list[Step] | Tensor]) -> list[_Table | ref.Plan]:
+    def _parts(self, lowered: Sequence[list[Step] | Tensor]) -> list[range | ref.Plan]:
         """Rows of the table in one go, and between them the nodes that `ref` runs."""
-        parts: list[_Table | ref.Plan] = []
+        parts: list[range | ref.Plan] = []
         start = made = 0
         for item in (*lowered, None):
             if isinstance(item, list):
@@ -126,11 +127,15 @@ class Compiled:
                 continue
             stop = made if self.unrolled is None else self.unrolled.row(made)
             if stop > start:
-                parts.append(_Table(self, start, stop))
+                parts.append(range(start, stop))
             if item is not None:
                 parts.append(ref.Plan(self.backend, [item]))
             start = stop
         return parts
+
+    def _row(self, rows: range) -> int:
+        """The address of the first of them."""
+        return self._address + 24 * rows.start
 
     def resize(self, values: Mapping[str, int]) -> None:
         self.sizes.update(values)
@@ -145,26 +150,16 @@ class Compiled:
                 part.walk(times)
             elif self.backend.aborted:          # between two tables
                 raise Aborted("the run was aborted")
+            elif times is None:
+                pool.run(self._row(part), len(part), n_threads)
             else:
-                part.run(n_threads, times)
+                self._measure(part, n_threads, times)
 
-
-class _Table:
-    """Rows [start, stop) of the step table."""
-
-    def __init__(self, owner: Compiled, start: int, stop: int):
-        self.owner, self.start, self.stop = owner, start, stop
-        self.address = owner.table.ctypes.data + start * owner.table.strides[0]
-
-    def run(self, n_threads: int, times: list[NodeTime] | None) -> None:
-        n = self.stop - self.start
-        if times is None:
-            pool.run(self.address, n, n_threads)
-            return
-        ticks, start = np.zeros(n, np.int64), pool.ticks()
-        pool.run(self.address, n, n_threads, times=ticks.ctypes.data)
+    def _measure(self, rows: range, n_threads: int, times: list[NodeTime]) -> None:
+        ticks, start = np.zeros(len(rows), np.int64), pool.ticks()
+        pool.run(self._row(rows), len(rows), n_threads, times=ticks.ctypes.data)
         nodes: list[Tensor] = []
-        for step, end in zip(self.owner.steps[self.start:self.stop], ticks.tolist()):
+        for step, end in zip(self.steps[rows.start:rows.stop], ticks.tolist()):
             nodes += step.nodes
             if not step.flags & TOGETHER:               # of steps that belong together the last one has the time
                 times.append(NodeTime(tuple(dict.fromkeys(nodes)), (end - start) / pool.ticks_per_second()))

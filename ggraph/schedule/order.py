@@ -15,14 +15,17 @@ def together(nodes: Iterable[Tensor]) -> list[Tensor]:
     stood, so that a backend can run them as one."""
     nodes = list(nodes)
     changed = {n.view_src for n in nodes if n.view_src is not None and n.op not in VIEWS}       # written more than once
-    out: list[list[Tensor]] = []
-    products: dict[Tensor, list[Tensor]] = {}
+    products: dict[Tensor, list[Tensor]] = {}           # of these activations, in order
+    runs: dict[Tensor, list[Tensor]] = {}               # by their first
     for node in nodes:
-        x = node.src[1] if node.op == "mul_mat" and node.src[0].op == "none" else None
-        if x is not None and x in products:
-            products[x].append(node)
-            continue
-        out.append([node])
-        if x is not None and x.root not in changed:
-            products[x] = out[-1]
-    return [node for run in out for node in run]
+        if node.op == "mul_mat" and node.src[0].op == "none" and (x := node.src[1]).root not in changed:
+            run = products.setdefault(x, [])
+            run.append(node)
+            runs[node] = run if run[0] is node else []
+    out: list[Tensor] = []
+    for node in nodes:
+        if node in runs:
+            out += runs[node]
+        else:
+            out.append(node)
+    return out

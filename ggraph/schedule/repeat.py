@@ -35,18 +35,18 @@ class Section:
         self._numbers: list[int] = []
         for node in self.nodes:
             self._describe(node)
-        sizes = [i for i, x in enumerate(self._numbers) if type(x) is Size]
-        self.described += [self._numbers, sizes, [self._numbers[i].terms for i in sizes]]       # type: ignore[attr-defined]
+        numbers, kinds = self._numbers, list(map(type, self._numbers))
+        self.described += [numbers, kinds, [x.terms for x in numbers if type(x) is Size] if Size in kinds else []]
 
     def _describe(self, node: Tensor) -> None:
         """A node or view, and where its sources are found."""
-        seen = self.seen
+        seen, before = self.seen, self.before
         found: list[object] = [node.op, node.type, node.params]
         for x in node.src if node.view_src is None else (*node.src, node.view_src):
             if x in seen:
                 found.append(seen[x])
             elif x is None or x.op not in VIEWS:
-                found.append(self.before.get(x, x))         # from further away: the same for all sections that are alike
+                found.append(before.get(x, x))              # from further away: the same for all sections that are alike
             elif x.op != "none":
                 self._describe(x)
                 found.append(seen[x])
