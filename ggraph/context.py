@@ -331,7 +331,7 @@ class Context(Single):
         assert self.hook is not None
         self._alone.in_hook = True
         try:
-            answer = self.hook.fn(node.name, plan.array(node), node)
+            answer = self.hook.fn(node.name, plan.array(node).view(), node)
         finally:
             self._alone.in_hook = False
         if answer is STOP:

@@ -272,6 +272,19 @@ def test_hooks_see_replace_and_stop(models: dict[str, ggraph.Model]) -> None:
         assert ctx.memory.seq_pos_max(0) == 6
 
 
+def test_what_a_hook_makes_of_its_array_is_its_own(models: dict[str, ggraph.Model]) -> None:
+    writeable = []
+
+    def look(name: str, array: np.ndarray, node: Any) -> None:
+        writeable.append(array.flags.writeable)
+        array.flags.writeable = False
+
+    with context(models["llama-dense-b"], on_node=ggraph.Hook("l_out-*", look)) as ctx:
+        for t in ids(0, 3):
+            feed(ctx, [(t, 0)])
+    assert len(writeable) >= 6 and all(writeable)
+
+
 def test_embeddings_input_equals_tokens(models: dict[str, ggraph.Model]) -> None:
     model = models["llama-dense-b"]
     table = spec.weights("token_embd.weight", [model.hparams.n_embd, 128])

@@ -168,7 +168,7 @@ class Plan:
         return self.owner.get(tensor.root, self.backends[-1])
 
     def array(self, tensor: Tensor) -> np.ndarray:
-        """The present contents of an output or watched node: NumPy order, a view where the device is the host."""
+        """The present contents of an output or watched node: NumPy order; on the host a view, each time the same."""
         array = self._views.get(tensor)
         if array is None:
             dtype = tensor.type.np
