@@ -11,17 +11,29 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from cases import CASES
+
 Row = dict[str, Any]
 Pairs = dict[str, tuple[Row, Row]]                  # per case the rows of ggraph and of llama.cpp
 
 
 def pairs(path: Path) -> Pairs:
-    """The last run of each case."""
+    """The last run of each case that is still one, those of a file together."""
     found: dict[str, dict[str, Row]] = {}
     for line in path.read_text().splitlines():
         row = json.loads(line)
         found.setdefault(name(row), {})[row["backends"]] = row
-    return {case: (rows["ggraph"], rows["llama.cpp"]) for case, rows in found.items() if len(rows) == 2}
+    both = {case: (rows["ggraph"], rows["llama.cpp"]) for case, rows in found.items() if len(rows) == 2}
+    kept = {case: place for case, (ours, _) in both.items() if (place := _place(ours)) is not None}
+    return {case: both[case] for case in sorted(kept, key=lambda case: kept[case])}
+
+
+def _place(row: Row) -> tuple[int, int, int] | None:
+    """Of a file, then the number of threads, then of a case among `CASES`."""
+    files = list(dict.fromkeys(case.file for case in CASES))
+    what = tuple(row[field] for field in ("model_filename", "n_prompt", "n_gen", "n_depth", "n_parallel"))
+    at = [i for i, c in enumerate(CASES) if (c.file, c.n_prompt, c.n_gen, c.n_depth, c.n_parallel) == what]
+    return (files.index(row["model_filename"]), -row["n_threads"], at[0]) if at else None
 
 
 def name(row: Row) -> str:
@@ -48,11 +60,13 @@ def ratios(axes: Any, found: Pairs) -> None:
     """A bar for each case."""
     values = [statistics.median(b / a for a, b in zip(ours["samples_ns"], peer["samples_ns"])) for ours, peer in found.values()]
     axes.barh(list(found), values, color=["tab:blue" if ours["n_prompt"] else "tab:green" for ours, _ in found.values()])
+    usual = statistics.mode(ours["n_threads"] for ours, _ in found.values()) if found else 0
     for i, ((ours, _), ratio) in enumerate(zip(found.values(), values)):
+        wanted = ours["case"]["ratio"] if ours["n_threads"] == usual else None
         text = f" {ratio:.2f}x, {ours['median_ts']:.0f} tokens/s"
-        axes.text(max(ratio, ours["case"]["ratio"] or 0), i, text, va="center", fontsize=8)
-        if ours["case"]["ratio"]:
-            axes.plot([ours["case"]["ratio"]] * 2, [i - 0.4, i + 0.4], color="tab:red")
+        axes.text(max(ratio, wanted or 0), i, text, va="center", fontsize=8)
+        if wanted:
+            axes.plot([wanted] * 2, [i - 0.4, i + 0.4], color="tab:red")
     axes.axvline(1, color="black", linewidth=0.8)
     axes.invert_yaxis()
     axes.tick_params(axis="y", labelsize=8)

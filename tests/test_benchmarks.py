@@ -26,7 +26,8 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_case_gives_rows_that_the_picture_understands(scripts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec.write(spec.specs()["llama-dense-b"], tmp_path / "tiny.gguf")
     cases = [scripts["cases"].Case(file, n_gen=2, n_depth=4, ratio=2.0, ceiling=0.9) for file in ("tiny.gguf", "none.gguf")]
-    monkeypatch.setattr(scripts["run"], "CASES", cases)
+    for user in ("run", "plot"):
+        monkeypatch.setattr(scripts[user], "CASES", cases)
     monkeypatch.setattr(scripts["run"], "RESULTS", tmp_path / "results")
     monkeypatch.setattr(scripts["run"].probe, "ceilings", lambda n: Ceilings(1e9, 1e11))
     done = CliRunner().invoke(scripts["run"].main, [str(tmp_path), "-r", "2", "-t", "1", "--no-peer", "--machine", "here"])
@@ -39,7 +40,9 @@ def test_a_case_gives_rows_that_the_picture_understands(scripts: Any, tmp_path: 
     file.write_text(json.dumps(row) + "\n" + json.dumps({**row, "backends": "llama.cpp"}) + "\n")
     assert list(scripts["plot"].pairs(file)) == ["tiny tg2 @ d4, 1 threads"]
     with file.open("a") as out:
-        out.writelines(json.dumps({**row, "n_threads": 2, "backends": runner}) + "\n" for runner in ("ggraph", "llama.cpp"))
+        for other in ({"n_threads": 2}, {"n_gen": 3}):          # the latter is no case any more
+            out.writelines(json.dumps({**row, **other, "backends": runner}) + "\n" for runner in ("ggraph", "llama.cpp"))
+    assert list(scripts["plot"].pairs(file)) == ["tiny tg2 @ d4, 2 threads", "tiny tg2 @ d4, 1 threads"]
     pytest.importorskip("matplotlib")
     scripts["plot"].main(file)
     assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
