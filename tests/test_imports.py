@@ -32,7 +32,7 @@ weights
 placement diagnosis
 adapters
 model
-batch perf drawing hook
+batch perf drawing hook turn
 memory
 inputs
 build
