@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Let llama.cpp answer tiny random models, and keep what it says as goldens of the tests.
 
-    python bench/make_goldens.py encoders|adapters|nextn|blocks      writes tests/golden/models/{encoders,adapters,..}.npz
+    python bench/make_goldens.py encoders|adapters|nextn|blocks|t5      writes tests/golden/models/{encoders,adapters,..}.npz
 
 Needs llama-cpp-python, built from source for this machine (`pip install --no-binary :all: llama-cpp-python`). It runs on one
 thread, with flash attention off but for blocks, and the files say which version answered.
@@ -20,7 +20,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests import adapters, blocks, encoders, nextn, spec  # noqa: E402
+from tests import adapters, blocks, encoders, nextn, spec, t5  # noqa: E402
 
 POOLING = ("none", "mean", "cls", "last", "rank")
 Rows = Sequence[tuple[int, int, int]]                   # token, position, sequence
@@ -199,10 +199,26 @@ def make_blocks(folder: Path) -> dict[str, np.ndarray]:
     return found
 
 
+def make_t5(folder: Path) -> dict[str, np.ndarray]:
+    """Logits of the decoder's batches, after both texts were encoded together."""
+    found = {}
+    for name, what in t5.SPECS.items():
+        peer = Peer(spec.write(what, folder / f"{name}.gguf"), len(t5.TEXTS), t5.N_CTX)
+        peer.run(t5.text(), encode=True)
+        logits = []
+        for rows in t5.batches():
+            peer.run(rows)
+            logits.append(peer.logits(len(rows)))
+        found[name] = np.concatenate(logits)
+        peer.close()
+    return found
+
+
 def main() -> None:
     import llama_cpp
     what = sys.argv[1]
-    make = {"encoders": make_encoders, "adapters": make_adapters, "nextn": make_nextn, "blocks": make_blocks}[what]
+    make = {"encoders": make_encoders, "adapters": make_adapters, "nextn": make_nextn, "blocks": make_blocks,
+            "t5": make_t5}[what]
     with tempfile.TemporaryDirectory() as folder:
         found = make(Path(folder))
     path = ROOT / f"tests/golden/models/{what}.npz"

@@ -5,6 +5,7 @@ the splitters cut that into pieces of at most `n_ubatch` rows. It knows neither 
 """
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, groupby, takewhile
@@ -96,6 +97,12 @@ class Batch:
         self._pos.append(pos)
         self._seqs.append(seqs)
         self._output.append(bool(output))
+
+    def with_all_outputs(self) -> Batch:
+        """The same rows, and the result of each is asked for."""
+        twin = copy.copy(self)
+        twin._output = [True] * len(self)
+        return twin
 
     @property
     def both(self) -> bool:

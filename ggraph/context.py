@@ -53,7 +53,8 @@ class Context(Single):
     takes the step back. It may be set and unset at any time, and makes every step timed.
     `n_rollback`: how many tokens `memory.seq_rm` can take from the end of a sequence where layers are recurrent; each costs
     the memory of a state. `adapters`: as `set_adapters` takes them. `mtp`: run the model's block for next-token prediction in
-    place of its layers: every token comes with the hidden state before it (`Batch.add`'s `embd`).
+    place of its layers: every token comes with the hidden state before it (`Batch.add`'s `embd`). `encoder`: run the encoder of a
+    model that has one beside its decoder.
     Errors: `PlacementError` if it does not fit, `Error` for values that make no sense.
     """
 
@@ -63,7 +64,7 @@ class Context(Single):
                  kv_unified: bool = True, type_k: str = "f16", type_v: str = "f16", flash_attn: str | bool = "auto",
                  n_threads: int | None = None, n_threads_batch: int | None = None, embeddings: bool = False,
                  pooling: str | None = None, rope: Mapping[str, Any] | None = None, swa_full: bool = False,
-                 offload_kqv: bool = True, graph_reuse: bool = True, n_rollback: int = 0, mtp: bool = False,
+                 offload_kqv: bool = True, graph_reuse: bool = True, n_rollback: int = 0, mtp: bool = False, encoder: bool = False,
                  adapters: Sequence[tuple[Adapter, float]] = (), on_node: Hook | None = None,
                  on_step: Callable[[Observed], object] | None = None, progress: Progress | None = None):
         start = time.perf_counter()
@@ -78,8 +79,8 @@ class Context(Single):
         self.cparams = resolve(model, n_ctx=n_ctx, n_batch=n_batch, n_ubatch=n_ubatch, n_seq_max=n_seq_max, kv_unified=kv_unified,
                                type_k=type_k, type_v=type_v, flash_attn=flash_attn, n_threads=n_threads,
                                n_threads_batch=n_threads_batch, embeddings=embeddings, pooling=pooling, rope=rope,
-                               swa_full=swa_full, n_rollback=n_rollback, mtp=mtp)
-        self.hparams = model.nextn() if mtp else model.hparams
+                               swa_full=swa_full, n_rollback=n_rollback, mtp=mtp, encoder=encoder)
+        self.hparams = model.nextn() if mtp else model.encoder() if encoder else model.hparams
         self.mix = Mix(Mix.checked(adapters, model.weights))
         self.placement = model.place(progress, lambda p: need(model, self.hparams, self.cparams, self.mix, offload_kqv, p))
         self.backends: list[Backend] = self.placement.backends
@@ -97,6 +98,7 @@ class Context(Single):
         self._hidden: np.ndarray | None = None
         self._followers: list[Follower] = []
         self._drawing: Drawing | None = None
+        self._encoder: Context | None = None
         try:
             self._take_adapters(adapters, progress)
             while full := self._open():
@@ -124,6 +126,8 @@ class Context(Single):
             return str(e)
 
     def _release(self) -> None:
+        if self._encoder is not None:
+            self._encoder.close()
         self.plans.clear()
         for arena in self.arenas.values():
             arena.free()
@@ -159,8 +163,22 @@ class Context(Single):
 
         Ubatch by ubatch; one that fails is rolled back, those before it stay, and the exception's `n_done` says how many
         tokens those are. Errors: `BatchError` (nothing was changed), `ContextFull` (nothing was changed), `Aborted`.
+        In a model with an encoder beside its decoder "encode" takes whole texts, which what is decoded afterwards answers.
         """
-        self._process(kind, batch)
+        if kind == "encode" and self.hparams.encoder is not None:
+            self._encode(batch)
+        else:
+            self._process(kind, batch)
+
+    def _encode(self, batch: Batch) -> None:
+        """A Context of the encoder's own makes hidden states of the texts; the memory keeps them for the decoder."""
+        with self._alone:
+            expect("batch", batch, Batch, "a Batch")
+            self._encoder = self._encoder or Context(self.model, encoder=True, **self.cparams.of_encoder())
+            self._encoder.process("encode", batch.with_all_outputs())
+            rows = self._encoder.embeddings.copy()
+            self.memory.encoded(batch.seq_id, rows)
+            self._rows, self._rows_kind = rows[batch.output], "embd"
 
     def draw(self, batch: Batch, drawing: Drawing) -> None:
         """Decode a batch whose output rows stay on the device, where a token of each is drawn. Returns before that is done."""
@@ -230,6 +248,8 @@ class Context(Single):
         if self.cparams.mtp != batch.both:
             raise BatchError("a context for next-token prediction, and no other, takes tokens with a hidden state each (embd)")
         n_axes = 4 if hp.rope_mode is not None and hp.rope_mode & MROPE else 1
+        if self.memory.cross is not None:
+            self.memory.cross.check(batch.seq_id)
         asked = validate(batch, self.model.n_vocab, self.cparams.n_seq_max, self.cparams.n_ctx, self.memory.seq_pos_max,
                          same=self.memory.seq_same, n_embd=hp.n_embd, n_axes=n_axes)
         if hp.n_pos and (last := int(asked.pos.max())) >= hp.n_pos:
@@ -254,7 +274,7 @@ class Context(Single):
         key = ("shift", group.index)
         plan = self.plans.get(key)
         if plan is None:
-            plan = self._put(key, self.plan(shift_graph(self._builder(), group)))
+            plan = self.plans.put(key, self.plan(shift_graph(self._builder(), group)))
         plan.resize({})
         plan.fill(group.store.take_shift())
         plan.run(self.cparams.n_threads_batch)
@@ -277,12 +297,8 @@ class Context(Single):
         return plan, key, how
 
     def _build(self, key: Hashable, embd: bool = False, drawing: Drawing | None = None) -> Plan:
-        plan = self._put(key, self.plan(self._graph(embd, drawing)))
+        plan = self.plans.put(key, self.plan(self._graph(embd, drawing)))
         debug.planned(plan)
-        return plan
-
-    def _put(self, key: Hashable, plan: Plan) -> Plan:
-        self.plans.put(key, plan)
         return plan
 
     def graph(self, embd: bool = False) -> Graph:
@@ -293,7 +309,7 @@ class Context(Single):
     def _graph(self, embd: bool, drawing: Drawing | None = None) -> Graph:
         b = self._builder(embd, drawing)
         with sensible(self.model.path.name):
-            getattr(self.model.arch, "nextn_graph" if self.cparams.mtp else "graph")(b)
+            getattr(self.model.arch, self.cparams.graph)(b)
         b.check_adapters()
         return b.g
 
@@ -438,6 +454,8 @@ class Context(Single):
     def abort(self) -> None:
         """Stop the running `process` soon, from any thread; it raises `Aborted`. Where none runs, nothing happens."""
         self._aborted = True
+        if self._encoder is not None:
+            self._encoder.abort()
         for b in self.backends:
             b.abort()
 

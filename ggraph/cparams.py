@@ -47,6 +47,7 @@ class CParams:
     swa_full: bool
     n_rollback: int                 # tokens that a recurrent state can go back
     mtp: bool                       # the graph is that of the block for next-token prediction
+    encoder: bool                   # or that of the encoder of a model that has one beside its decoder
     hidden: bool                    # hidden states of all tokens are results, beside the logits
     rope: Rope
 
@@ -54,6 +55,16 @@ class CParams:
         """Layer `il` may have to leave blocks out. As in llama.cpp each head's own choice needs flash attention."""
         x = hp.indexer
         return x is not None and any(x.layers[il:il + 1]) and (self.flash_attn or x.means) and self.n_ctx_seq > x.reach
+
+    @property
+    def graph(self) -> str:
+        """The function of the architecture that builds the graph."""
+        return "nextn_graph" if self.mtp else "encoder_graph" if self.encoder else "graph"
+
+    def of_encoder(self) -> dict[str, Any]:
+        """Arguments of a Context for the encoder beside this one's decoder."""
+        return {"n_ctx": self.n_ctx, "n_batch": self.n_ctx, "n_seq_max": self.n_seq_max, "n_threads": self.n_threads,
+                "n_threads_batch": self.n_threads_batch, "flash_attn": self.flash_attn, "pooling": "none"}
 
     @property
     def n_stream(self) -> int:

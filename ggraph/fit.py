@@ -54,15 +54,16 @@ def _builder(model: Model, hp: HParams, cp: CParams, memory: LayerMemory, mix: M
 
 def _graph(model: Model, b: Builder) -> Graph:
     with sensible(model.path.name):
-        getattr(model.arch, "nextn_graph" if b.cp.mtp else "graph")(b)
+        getattr(model.arch, b.cp.graph)(b)
     return b.g
 
 
 def resolve(model: Model, *, n_ctx: int, n_batch: int, n_ubatch: int, n_seq_max: int, kv_unified: bool, type_k: str, type_v: str,
             flash_attn: str | bool, n_threads: int | None, n_threads_batch: int | None, embeddings: bool, pooling: str | None,
-            rope: Mapping[str, Any] | None, swa_full: bool, n_rollback: int, mtp: bool = False) -> CParams:
+            rope: Mapping[str, Any] | None, swa_full: bool, n_rollback: int, mtp: bool = False, encoder: bool = False) -> CParams:
     """Check the arguments of a Context and fill in what they leave open."""
-    hp = model.hparams
+    flags(encoder=encoder)
+    hp = model.encoder() if encoder else model.hparams
     at_least(0, n_ctx=n_ctx, n_rollback=n_rollback)
     at_least(1, n_batch=n_batch, n_ubatch=n_ubatch, n_seq_max=n_seq_max)
     n_ctx, n_rollback, n_batch, n_ubatch, n_seq_max = map(int, (n_ctx, n_rollback, n_batch, n_ubatch, n_seq_max))    # of NumPy
@@ -90,7 +91,8 @@ def resolve(model: Model, *, n_ctx: int, n_batch: int, n_ubatch: int, n_seq_max:
     return CParams(n_ctx=n_ctx, n_ctx_seq=n_ctx_seq, n_batch=n_batch, n_ubatch=n_ubatch, n_seq_max=n_seq_max,
                    n_threads=threads, n_threads_batch=_threads("n_threads_batch", n_threads_batch, threads), kv_unified=kv_unified,
                    flash_attn=flash_attn not in ("off", False), causal=hp.causal, embeddings=embeddings, pooling=pooling,
-                   type_k=k, type_v=v, swa_full=swa_full, n_rollback=n_rollback, mtp=mtp, hidden=False, rope=resolve_rope(hp, rope))
+                   type_k=k, type_v=v, swa_full=swa_full, n_rollback=n_rollback, mtp=mtp, encoder=encoder, hidden=False,
+                   rope=resolve_rope(hp, rope))
 
 
 def _threads(name: str, asked: int | None, default: int) -> int:

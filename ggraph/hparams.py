@@ -105,6 +105,8 @@ class HParams:
     n_lora_q: int = 0                           # sizes of the latent vectors that Q, and K and V, come from; 0: none
     n_lora_kv: int = 0
     is_mla: bool = False                        # the cache holds the latent vectors: K of one head, V its first elements
+    encoder: HParams | None = None              # of a model of two parts: what the layers attend to comes from these; else None
+    decoder_start: int = -1                     # the token that its answers begin with; -1: BOS
     causal: bool = True
     cache: bool = True                          # False: tokens see their own batch only, and nothing is remembered
     head: bool = True                           # False: no output head; the results are hidden states

@@ -192,11 +192,49 @@ class Distances(Input):
 
     def fill(self, step: Step) -> tuple[np.ndarray, ...]:
         pos, n = step.ubatch.pos[0], self.n_buckets // 2
-        distance, exact = pos[None, :] - pos[:, None], n // 2
-        far = np.maximum(np.abs(distance), 1).astype(np.float32)
-        wide = exact + np.log(far / np.float32(exact)) * np.float32(n - exact) / np.float32(np.log(128 / exact))
-        bucket = np.where(np.abs(distance) < exact, np.abs(distance), np.minimum(np.floor(wide), n - 1))
-        return ((bucket + n * (distance > 0)).astype(np.int32),)
+        distance = pos[None, :] - pos[:, None]
+        return (_bucket(np.abs(distance), n) + np.int32(n) * (distance > 0),)
+
+
+def _bucket(distance: np.ndarray, n: int) -> np.ndarray:
+    """T5's, int32, of n: one for each small distance, the others wider and wider, all from 128 on in the last."""
+    exact = n // 2
+    far = np.maximum(distance, 1).astype(np.float32)
+    wide = exact + np.log(far / np.float32(exact)) * np.float32(n - exact) / np.float32(np.log(128 / exact))
+    return np.where(distance < exact, distance, np.minimum(np.floor(wide), n - 1)).astype(np.int32)
+
+
+class CellDistances(Input):
+    """`pos_bucket` I32 [n_kv * n_tokens]: in which of T5's buckets the distance to each cell is that comes before a token."""
+
+    def __init__(self, memory: LayerMemory, group: int, n_kv: int, n_tokens: int, n_buckets: int):
+        self.memory, self.group, self.n_buckets = memory, group, n_buckets
+        self.tensors = (leaf(I32, (n_kv * n_tokens,), "pos_bucket"),)
+
+    key = None
+
+    def fill(self, step: Step) -> tuple[np.ndarray, ...]:
+        store, slots = self.memory.kv[self.group].store, step.slots[self.group]
+        n_kv, streams = store.n_kv(slots), slots.streams.tolist()
+        held = np.stack([store.cells[s].pos[:n_kv] for s in streams])[:, None, :]
+        pos = step.ubatch.pos[0].reshape(len(streams), -1)[:, :, None]
+        return (_bucket(np.maximum(pos - held, 0), self.n_buckets),)
+
+
+class CrossStates(Input):
+    """`inp_cross_embd` F32 [n_embd, n_cross]: what an encoder made of the texts of the ubatch's sequences. `kq_mask_cross` F32
+    [n_cross, n_tokens]: 0 for those of a token's own sequence, -inf for the others."""
+
+    def __init__(self, memory: LayerMemory, n_embd: int, n_tokens: int):
+        self.memory = memory
+        n = memory.n_cross
+        self.tensors = leaf(F32, (n_embd, n), "inp_cross_embd"), leaf(F32, (n, n_tokens), "kq_mask_cross")
+
+    key = None
+
+    def fill(self, step: Step) -> tuple[np.ndarray, ...]:
+        assert self.memory.cross is not None
+        return self.memory.cross.of(step.ubatch.seq)
 
 
 class KVCells(Input):

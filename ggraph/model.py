@@ -172,6 +172,12 @@ class Model(Single):
                 self._nextn = self.hparams.nextn()
         return self._nextn
 
+    def encoder(self) -> HParams:
+        """The hyperparameters of the encoder that it has beside its decoder. `ModelError` if it has none."""
+        if self.hparams.encoder is None:
+            raise ModelError(f"{self.path.name} has no encoder beside a decoder")
+        return self.hparams.encoder
+
     def close(self) -> None:
         """Close the Contexts of this model, free what the backends hold and unmap the file. Error where a hook asks for it."""
         with self._lock:

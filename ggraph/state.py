@@ -23,6 +23,8 @@ Arrays = dict[str, np.ndarray]
 
 
 def _header(memory: LayerMemory, seq: int | None) -> dict[str, Any]:
+    if memory.cross is not None:
+        raise Error("a state does not hold what an encoder made of the text; encode and decode it again in the other Context")
     return {"version": VERSION, "arch": memory.arch, "whole": seq is None,
             "tensors": [[t.name, t.type.name, int(t.ne[0])] for t in memory.tensors()]}
 

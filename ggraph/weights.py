@@ -175,6 +175,7 @@ class Weights(Group):
         self.leaves: dict[str, Tensor] = {}                # every declared tensor of the file by its full name
         self.ignored: set[str] = set()
         self.blk = [Group(self, f"blk.{il}.") for il in range(hp.n_layer)]
+        self.enc: list[Group] = []                         # the layers of an encoder beside these
 
     def layers(self) -> Iterator[tuple[int, Group]]:
         return iter(enumerate(self.blk[:self.hp.n_layer]))

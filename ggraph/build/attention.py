@@ -94,10 +94,25 @@ class Attention(Core):
             x = self._attend_ubatch(q, k, v, il, scale, sink, seen)
         if v_b is not None:
             x = self.cb(self.mm(v_b, x), "kqv_mla", il)
+        return self._attn_out(wo, x, il)
+
+    def cross_attn(self, w: Group, x: Tensor, il: int) -> Tensor:
+        """Attention to what the encoder made of the text, with cross_attn_q, _k, _v and _o."""
+        hp = self.hp
+        states, mask = self.input(inputs.CrossStates, self.memory, hp.n_embd, self.n_tokens)
+        q, k, v = (ops.reshape(self.linear(p, y, name, il), (head, n_head, y.ne[1])) for p, y, name, head, n_head in (
+            (w.cross_attn_q, x, "Qcur", hp.head_k(il), hp.n_head[il]),
+            (w.cross_attn_k, states, "Kcur", hp.head_k(il), hp.n_head_kv[il]),
+            (w.cross_attn_v, states, "Vcur", hp.head_v(il), hp.n_head_kv[il])))
+        return self._attn_out(w.cross_attn_o, self._attend_ubatch(q, k, v, il, hp.kq_scale, None, mask), il, rotated=False)
+
+    def _attn_out(self, wo: Param | None, x: Tensor, il: int, rotated: bool = True) -> Tensor:
+        """The heads' results [head_v, n_tokens_stream, n_head, n_stream] side by side, and the output projection. `rotated`: V is
+        what the cache holds, which may be rotated."""
         x = ops.permute(x, (0, 2, 1, 3))                                      # [head_v, n_head, n_tokens_stream, n_stream]
         rows = (x.ne[0] * x.ne[1], self.n_tokens)
         x = self.cb(ops.reshape(x, rows) if x.contiguous else ops.cont(x, rows), "kqv_out", il)
-        if n := self._kv(il).rot_v if self.hp.cache else 0:
+        if n := self._kv(il).rot_v if self.hp.cache and rotated else 0:
             x = ops.hadamard(x, n)
         return x if wo is None else self.linear(wo, x, "attn_out", il)
 
@@ -153,13 +168,19 @@ class Attention(Core):
         return self.input(inputs.UbatchMask, self.n_tokens, window, self.cp.causal, hp.f_max_alibi_bias > 0)[0]
 
     def distances(self, p: Param) -> Tensor:
-        """T5's mask of each head [n_tokens, n_tokens, n_head] in a model without a cache: what p [n_head, n_buckets] says of the
-        distance of two tokens."""
+        """T5's mask of each head [n, n_tokens, n_head], n the tokens of the ubatch or the cells of the cache: what p [n_head,
+        n_buckets] says of the distance of two tokens."""
         n_head, n_buckets = p.weight.ne[:2]
-        buckets, = self.input(inputs.Distances, self.n_tokens, int(n_buckets))
-        bias = ops.reshape(ops.get_rows(p.weight, buckets), (n_head, self.n_tokens, self.n_tokens))
-        bias = self.cb(ops.cont(ops.permute(bias, (2, 0, 1, 3))), "pos_bias")
-        return ops.add(bias, self._ubatch_mask(0))
+        if self.hp.cache:
+            kv = self._kv(0)
+            buckets, = self.input(inputs.CellDistances, self.memory, kv.index, kv.n_kv, self.n_tokens, int(n_buckets))
+            mask = self._mask(kv)
+        else:
+            buckets, = self.input(inputs.Distances, self.n_tokens, int(n_buckets))
+            mask = self._ubatch_mask(0)
+        shape = (n_head, mask.ne[0], mask.ne[1], mask.ne[3])
+        bias = ops.permute(ops.reshape(ops.get_rows(p.weight, buckets), shape), (2, 0, 1, 3))
+        return ops.add(self.cb(ops.cont(bias), "pos_bias"), mask)
 
     @property
     def n_stream(self) -> int:

@@ -5,16 +5,19 @@ form one KV group, layers with one another, smaller one, recurrent layers a grou
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from ..backend import Backend
+from ..batch import Seqs
 from ..cparams import CParams
 from ..hparams import HParams
+from ..size import Size
 from ..tensor import Tensor
 from . import Memory, Step
 from .cache import Group, KVCache, StateCache
+from .cross import Cross, Hidden
 from .kv import N_PAD, KVStore
 from .recurrent import RecurrentStore
 
@@ -41,10 +44,19 @@ class LayerMemory(Memory):
         self.groups: list[Group] = [*self.kv, *([self.rs] if self.rs else [])]
         self.can_shift = hp.can_shift or not self.kv
         super().__init__([g.store for g in self.groups], cp.n_seq_max, cp.n_ubatch)
+        self.cross = Cross() if hp.encoder is not None else None
+        self.n_cross = Size.variable("n_cross", cp.n_seq_max * cp.n_ctx)
+        if self.cross is not None:
+            self.mirrors.append(self.cross.copy)
 
     def _add(self, layers: list[int], hp: HParams, cp: CParams, store: KVStore) -> None:
         indexed = [il for il in layers if cp.chooses_blocks(hp, il)]
         self.kv.append(KVCache(len(self.kv), store, layers, hp, cp.type_k, cp.type_v, indexed))
+
+    def encoded(self, seq_ids: Sequence[Seqs], rows: Hidden) -> None:
+        """An encoder made these hidden states [n, n_embd] of rows of these sequences, for a decoder."""
+        assert self.cross is not None
+        self.cross.put(seq_ids, rows)
 
     def kv_of(self, il: int) -> int:
         """The number of the KV group of layer il."""
@@ -90,6 +102,8 @@ class LayerMemory(Memory):
         values: dict[str, int] = {}
         for g in self.groups:
             values.update(g.sizes(step))
+        if self.cross is not None:
+            values["n_cross"] = self.cross.count(step.ubatch.seq.tolist())
         return values
 
 

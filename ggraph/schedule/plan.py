@@ -229,10 +229,12 @@ class PlanCache:
         self.plans.clear()
         self._last = None, None
 
-    def put(self, key: Hashable, plan: Plan) -> None:
+    def put(self, key: Hashable, plan: Plan) -> Plan:
+        """Keep it; the same plan."""
         if plan.moved:
             self.clear()
         self.plans[key] = plan
         self._last = key, plan
         while len(self.plans) > self.size:
             self.plans.popitem(last=False)
+        return plan

@@ -48,6 +48,9 @@ class Engine(Single):
                  n_checkpoints: int = 32, checkpoint_step: int = 8192, guesser: Guesser | None = None, n_draft: int = 0):
         expect("ctx", ctx, Context, "a Context")
         expect("vocab", vocab, Vocab, "a Vocab")
+        if ctx.hparams.encoder is not None:
+            raise Error(f"{ctx.model.path.name} has an encoder beside its decoder, which slots cannot share; use ggraph-run or "
+                        "ggraph.LLM")
         expect("guesser", guesser, (Guesser, NoneType), "a guesser")
         flags(context_shift=context_shift)
         at_least(0, cache_bytes=cache_bytes, cache_reuse=cache_reuse, n_checkpoints=n_checkpoints, checkpoint_step=checkpoint_step,
