@@ -18,7 +18,6 @@ ALIASES: dict[str, str] = {
 # Architectures that llama.cpp knows (as of its Python package 0.3.36) and that are missing here: name -> what they need.
 UNSUPPORTED: dict[str, str] = {
     "gemma4-assistant": "a cache of another model",
-    "t5": "attention to an encoder's result",
     **dict.fromkeys(("deepseek32", "glm-dsa", "dots3note"), "an indexer that chooses tokens to attend to, with a cache of its own"),
     **dict.fromkeys(("deepseek4", "glm5-next", "hy_v4"), "an indexer that chooses what to attend to, and caches of its kind"),
     "step35": "head counts and a rotation of each layer",

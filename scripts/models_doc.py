@@ -19,11 +19,13 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+import ggraph  # noqa: E402
 from ggraph.model import known_architectures  # noqa: E402
-from tests import blocks, encoders, spec  # noqa: E402
+from tests import blocks, encoders, spec, t5  # noqa: E402
 from tests import test_architectures as arch  # noqa: E402
 from tests.models import test_blocks as chosen  # noqa: E402
 from tests.models import test_encoders as enc  # noqa: E402
+from tests.models import test_t5 as two_parts  # noqa: E402
 
 HEAD = """# Architectures
 
@@ -93,6 +95,13 @@ def encoder_cases(folder: Path) -> Iterator[Case]:
         yield encoders.SPECS[name]["arch"], "F32", arch.nmse(got, enc.GOLDEN[f"{name}/{pooling}"])
 
 
+def two_part_cases(folder: Path) -> Iterator[Case]:
+    for name, what in t5.SPECS.items():
+        if asked(what["arch"]):
+            with ggraph.Model(spec.write(what, folder / f"{name}.gguf")) as model:
+                yield what["arch"], "F32", arch.nmse(two_parts.logits(model), two_parts.GOLDEN[name])
+
+
 def title(name: str) -> str:
     """What the module of an architecture says that it is."""
     package = importlib.import_module("ggraph.models")
@@ -119,7 +128,7 @@ def unsupported() -> str:
 def main() -> None:
     errors: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     with tempfile.TemporaryDirectory() as folder:
-        for cases in (golden_cases, shape_cases, block_cases, encoder_cases):
+        for cases in (golden_cases, shape_cases, block_cases, encoder_cases, two_part_cases):
             for name, qtype, error in cases(Path(folder)):
                 errors[name][qtype].append(error)
                 print(f"{name} {qtype} {error:.1e}", file=sys.stderr, flush=True)

@@ -58,7 +58,7 @@ CONTEXT: dict[str, str | tuple[str, str]] = {
     "type_v": "word", "flash_attn": "word", "swa_full": "flag"}
 REST: dict[str, str | tuple[str, str]] = {
     "n_threads": "int?", "n_threads_batch": "int?", "embeddings": "flag", "pooling": "word", "rope": "names?",
-    "offload_kqv": "flag", "graph_reuse": "flag", "n_rollback": "count", "mtp": "flag", "adapters": "list",
+    "offload_kqv": "flag", "graph_reuse": "flag", "n_rollback": "count", "mtp": "flag", "encoder": "flag", "adapters": "list",
     "on_node": "object?", "on_step": "function?", "progress": "function?"}
 SEQ: tuple[str, str] = ("int", "a sequence")
 RANGE: dict[str, str | tuple[str, str]] = {"seq": SEQ, "p0": "int", "p1": "int"}

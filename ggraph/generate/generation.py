@@ -45,7 +45,7 @@ class Generation(Single, Iterator[str]):
     "length" or "cancelled", None until the end; `stop_type` tells more (see `Output`). `logprobs` has an entry per
     token if asked for. `shifted` counts context shifts. `drafter` guesses at most `n_draft` tokens in a row, on as many branches
     as there are `spare` sequences and one more; it changes nothing but the speed. Errors: `ContextFull` at once if the prompt is
-    too long.
+    too long. `text`: what the encoder of a model of two parts takes, before the decoder begins with the prompt.
     """
 
     instead = "keep its text and tokens"
@@ -53,7 +53,7 @@ class Generation(Single, Iterator[str]):
     def __init__(self, history: History, vocab: Vocab, prompt: Sequence[int], sampler: Sampler, *, max_tokens: int = -1,
                  stop: str | Iterable[str] = (), logprobs: int | None = None, special: bool = False,
                  context_shift: bool = False, n_keep: int = 0, progress: Report | None = None,
-                 drafter: Drafter | None = None, n_draft: int = 0, spare: Sequence[int] = ()):
+                 drafter: Drafter | None = None, n_draft: int = 0, spare: Sequence[int] = (), text: Sequence[int] = ()):
         integers(max_tokens=max_tokens, n_keep=n_keep, n_draft=n_draft, logprobs=0 if logprobs is None else logprobs)
         flags(special=special, context_shift=context_shift)
         functions(progress=progress)
@@ -68,6 +68,7 @@ class Generation(Single, Iterator[str]):
         self.logprobs: list[TokenLogprob] = []
         self.timings = Timings()
         self.shifted = 0
+        self._encoded = list(text)
         self._history, self._ahead = history, Speculation(history, drafter, n_draft, spare)
         self._drawn = Drawn.of(history, sampler) if drafter is None and logprobs is None else None
         self._n_top, self._progress = logprobs, progress
@@ -140,6 +141,8 @@ class Generation(Single, Iterator[str]):
 
     def _read_prompt(self) -> None:
         start, t = time.perf_counter(), self.timings
+        if self._encoded:
+            self._encode()
         t.cache_n = self._history.reuse(self.prompt)
         self._turn = self._history.turn
         for token in self.prompt:       # whatever was kept: the answer must not depend on it
@@ -147,9 +150,17 @@ class Generation(Single, Iterator[str]):
         try:
             self._evaluate(self.prompt[t.cache_n:])
         finally:
-            t.prompt_n, t.prompt_ms = len(self._history.tokens) - t.cache_n, 1e3 * (time.perf_counter() - start)
+            n = len(self._encoded) + len(self._history.tokens) - t.cache_n
+            t.prompt_n, t.prompt_ms = n, 1e3 * (time.perf_counter() - start)
         if self.output.max_tokens == 0:
             self.output.finish("length", "limit")
+
+    def _encode(self) -> None:
+        self._busy = True
+        try:
+            self._history.encode(self._encoded)
+        finally:
+            self._busy = False
 
     def _sample(self) -> int:
         start, t = time.perf_counter(), self.timings

@@ -53,6 +53,14 @@ class History:
         self.adapters = self.ctx.adapters
         self.cut(0)
 
+    def encode(self, text: Sequence[int]) -> None:
+        """Begin the answer of a model with an encoder, which takes the whole text at once."""
+        self.clear()
+        batch = Batch()
+        for token in text:
+            batch.add(token, None, self.seq)
+        self.ctx.process("encode", batch)
+
     def settle(self) -> None:
         """Bring tokens and memory into agreement after a step that did not come to its end, wherever it was stopped."""
         memory = self.ctx.memory

@@ -81,26 +81,16 @@ class LLM(Single):
         for it) or a smaller model of the same vocabulary. The text stays the same. A model with recurrent layers needs a Context
         with `n_rollback` for it. `n_branch`: so many different guesses at once, each in a sequence of its own (n_seq_max).
         """
-        ids = self._ids("prompt", prompt)
-        if self.model.hparams.encoder is not None:
-            ids = self._encode(ids)
+        ids, text = self._ids("prompt", prompt), list[int]()
+        if (hp := self.model.hparams).encoder is not None:
+            ids, text = [hp.decoder_start if hp.decoder_start >= 0 else self.vocab.bos or 0], ids
         if not 1 <= integer("n_branch", n_branch) <= self.ctx.n_seq_max:
             raise Error(f"n_branch is {n_branch}; the context has {self.ctx.n_seq_max} sequences for branches (n_seq_max)")
         expect("sampler", sampler, (Sampler, NoneType), "a Sampler")
         return Generation(self._history, self.vocab, ids, sampler or self.sampler(**sampling), max_tokens=max_tokens,
                           stop=stop, logprobs=logprobs, special=special, context_shift=context_shift, n_keep=n_keep,
                           progress=progress, drafter=self._drafter(draft, n_draft), n_draft=n_draft,
-                          spare=range(1, n_branch))
-
-    def _encode(self, ids: Sequence[int]) -> list[int]:
-        """Give the encoder the whole prompt; the token that its answer begins with."""
-        batch = Batch()
-        for token in ids:
-            batch.add(token, None, 0)
-        self._history.clear()
-        self.ctx.process("encode", batch)
-        start = self.model.hparams.decoder_start
-        return [start if start >= 0 else self.vocab.bos or 0]
+                          spare=range(1, n_branch), text=text)
 
     def _ids(self, what: str, text: str | Sequence[int]) -> list[int]:
         if isinstance(text, str):
