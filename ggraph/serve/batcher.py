@@ -1,5 +1,4 @@
-"""What a round computes: the next token of every slot that generates, with guesses at those after it, then prompts, oldest
-first, as far as one ubatch goes.
+"""What a round computes: the next tokens of slots that generate, then prompts, oldest first, as far as one ubatch goes.
 
 In: slots with their tasks. Out: a batch, and which rows of it are whose. Must not know: queues, threads, what is sampled.
 """

@@ -1,5 +1,6 @@
-"""The engine: slots, a queue and one thread that computes. Round after round: the next token of every slot that
-generates, then prompts as far as one ubatch goes, one `process`, sample, tell.
+"""The engine: slots, a queue and one thread that computes.
+
+Round after round: the next token of every slot that generates, then prompts as far as one ubatch goes, one `process`, sample, tell.
 
 In: `Request`s from any thread. Out: their events. Requests join and leave between rounds. When cells run short, what idle
 slots remember goes first, then the youngest task waits and is run again later. Must not know: HTTP, JSON, text formats.
