@@ -5,6 +5,7 @@ them. A tool picks the groups that it needs: `@options(MODEL, CONTEXT, ROPE, SAM
 """
 from __future__ import annotations
 
+import difflib
 import errno
 import io
 import math
@@ -67,6 +68,20 @@ class Command(click.Command):
         for name, rows in sorted(groups.items(), key=lambda pair: pair[0] == "Other"):
             with formatter.section(name):
                 formatter.write_dl(rows)
+
+    def make_parser(self, ctx: click.Context) -> Any:
+        """Names are llama.cpp's, several letters after one dash: "-mli" is a misspelt name, and neither "-m li" nor -m -l -i.
+        Only a number may follow at once (-n5)."""
+        parser: Any = super().make_parser(ctx)
+        letter = parser._match_short_opt        # what click tries where no name fits
+
+        def match(arg: str, state: Any) -> None:
+            if len(arg) > 2 and not re.match(r"[-+.]?\d", arg[2:]):
+                known = [name for param in self.get_params(ctx) for name in (*param.opts, *param.secondary_opts)]
+                raise click.NoSuchOption(arg, possibilities=difflib.get_close_matches(arg, known), ctx=ctx)
+            letter(arg, state)
+        parser._match_short_opt = match
+        return parser
 
     def main(self, *args: Any, **kw: Any) -> Any:
         _mend_streams()
@@ -219,6 +234,14 @@ def unescape(text: str) -> str:
 
 _model, _context, _rope, _sampling = group("Model"), group("Context and speed"), group("Positions"), group("Sampling")
 
+OFFLOAD = (
+    _model("n_gpu_layers", "-ngl", "--gpu-layers", "--n-gpu-layers", default="auto", callback=_layers, metavar="N",
+           help="Layers on a GPU, the output counted as one: a number, all, or auto: as many as its memory holds with their "
+           "cache and the arena.  [default: auto, which takes a GPU only if -dev or GGRAPH_BACKEND=cuda names one]"),
+    _model("override_tensor", "-ot", "--override-tensor", multiple=True, callback=_buffers, metavar="PATTERN=BUFFER",
+           help="Where weights go whose name the pattern matches: CPU or CUDA0. Several: repeat, or join by commas."),
+    _model("device", "-dev", "--device", metavar="NAME", help="The GPU to use: CUDA0; or none."),
+)
 MODEL = (
     _model("-m", "--model", default="smollm2", show_default=True, metavar="MODEL",
            help="A GGUF file, a known name (smollm2, gemma3-270m) or hf:owner/repo/file.gguf."),
@@ -226,12 +249,7 @@ MODEL = (
            help="Replace metadata of the file; types int, float, bool, str. Several: repeat, or join by commas."),
     _model("--repack", type=click.Choice(["auto", "on", "off"]), default="auto", show_default=True,
            help="Rearrange weights for speed: once more their size in memory, unless too little is free."),
-    _model("n_gpu_layers", "-ngl", "--gpu-layers", "--n-gpu-layers", default="auto", callback=_layers, metavar="N",
-           help="Layers on a GPU, the output counted as one: a number, all, or auto: as many as its memory holds with their "
-           "cache and the arena.  [default: auto, which takes a GPU only if -dev or GGRAPH_BACKEND=cuda names one]"),
-    _model("override_tensor", "-ot", "--override-tensor", multiple=True, callback=_buffers, metavar="PATTERN=BUFFER",
-           help="Where weights go whose name the pattern matches: CPU or CUDA0. Several: repeat, or join by commas."),
-    _model("device", "-dev", "--device", metavar="NAME", help="The GPU to use: CUDA0; or none."),
+    *OFFLOAD,
     _model("--lora", multiple=True, callback=_unscaled, metavar="FILE",
            help="A LoRA (GGUF). Several: repeat, or join by commas."),
     _model("--lora-scaled", multiple=True, callback=_scaled, metavar="FILE:SCALE", help="A LoRA at this scale. Several: as above."),

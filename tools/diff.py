@@ -356,7 +356,8 @@ SIDES = (
 )
 WHAT = (
     _what("-p", "--prompt", metavar="TEXT", help="What both read.  [default: a short text of mixed kind]"),
-    _what("-f", "--file", type=click.Path(exists=True, dir_okay=False), help="A file with the prompt."),
+    _what("-f", "--file", type=click.Path(exists=True, dir_okay=False, allow_dash=True),
+          help="A file with the prompt; - is standard input."),
     _what("n_swap", "--swap", type=IntRange(min=-1), default=32, show_default=True, metavar="N",
           help="Measure what so many tensors of B do in A, those with the largest error; -1: all, 0: none."),
 )
@@ -370,7 +371,8 @@ GATE = (
     _gate("--max-nmse", type=float, metavar="X", help=f"Total error of any node.  [default: not judged; {MARK} is marked]"),
 )
 OUTPUT = (
-    _out("--html", type=click.Path(dir_okay=False), metavar="FILE", help="Write a report with plots (needs the extra `report`)."),
+    _out("--html", type=click.Path(dir_okay=False), metavar="FILE",
+         help="Write a report with plots (needs the extra `report`); - is standard output."),
     _out("as_json", "--json", is_flag=True, help="Everything as JSON on standard output, in place of the table."),
     _out("n_rows", "--rows", type=IntRange(min=0), default=12, show_default=True, metavar="N", help="Rows of each table."),
     _out("-q", "--quiet", is_flag=True, help="No progress on standard error."),
@@ -400,7 +402,9 @@ def main(ctx: click.Context, /, **p: Any) -> None:
     if p["html"]:
         from ._diff_page import page
         write_text(Path(p["html"]), page(found))
-    if p["as_json"]:
+    if p["html"] == "-":
+        pass                    # standard output has the page
+    elif p["as_json"]:
         click.echo(json.dumps(found.json(), ensure_ascii=False))
     else:
         from ._diff_tables import show

@@ -20,7 +20,7 @@ from ggraph import env, hub
 from ._console import Bars
 from ._imatrix import Entry, Matrix, merged, read, write
 from ._input import read_text
-from ._options import Command, IntRange, group, options
+from ._options import OFFLOAD, Command, IntRange, group, options
 from ._output import check_target
 
 CHUNK = 512
@@ -28,7 +28,8 @@ _what, _how, _out = group("What"), group("How"), group("Output")
 
 WHAT = (
     _what("-m", "--model", metavar="MODEL", help="The model: a file or a known name; best in F16 or Q8_0."),
-    _what("-f", "--file", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="The text, UTF-8."),
+    _what("-f", "--file", type=click.Path(exists=True, dir_okay=False, allow_dash=True), metavar="FILE",
+          help="The text, UTF-8; - is standard input."),
     _what("in_files", "--in-file", multiple=True, type=click.Path(exists=True, dir_okay=False), metavar="FILE",
           help="A file made before, to be summed up with the rest. May be repeated."),
     _what("--show-statistics", is_flag=True, help="Show what is in the files of --in-file."),
@@ -200,7 +201,7 @@ def statistics(matrix: Matrix) -> list[Statistics]:
 
 
 @click.command(cls=Command, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@options(WHAT, HOW, OUTPUT)
+@options(WHAT, HOW, OFFLOAD, OUTPUT)
 @click.version_option(ggraph.__version__)
 def main(**o: Any) -> None:
     """Measure an importance matrix on a text, or merge and show such files."""
@@ -229,7 +230,7 @@ def main(**o: Any) -> None:
 def _measured(o: dict[str, Any], bars: Bars) -> Matrix:
     path = hub.resolve(o["model"])
     text = read_text(o["file"])
-    with ggraph.Model(path) as model:
+    with ggraph.Model(path, **{name: o[name] for name in ("n_gpu_layers", "override_tensor", "device")}) as model:
         tokens = model.vocab.encode(text, parse_special=o["parse_special"])[o["skip"] * o["n_ctx"]:]
         if o["n_chunks"]:
             tokens = tokens[:o["n_chunks"] * o["n_ctx"]]

@@ -153,8 +153,10 @@ WHAT = (
           help="Guesses of a verify step."),
 )
 OUTPUT = (
-    _out("--html", type=click.Path(dir_okay=False), metavar="FILE", help="Write a page to look at; it needs no network."),
-    _out("dot_file", "--dot", type=click.Path(dir_okay=False), metavar="FILE", help="Write the graphs for Graphviz."),
+    _out("--html", type=click.Path(dir_okay=False), metavar="FILE",
+         help="Write a page to look at, which needs no network; - is standard output."),
+    _out("dot_file", "--dot", type=click.Path(dir_okay=False), metavar="FILE",
+         help="Write the graphs for Graphviz; - is standard output."),
     _out("as_json", "--json", is_flag=True, help="Everything as JSON on standard output, in place of the table."),
     _out("n_nodes", "--nodes", type=IntRange(min=0), default=12, show_default=True, metavar="N",
          help="Slowest nodes in the table."),

@@ -5,11 +5,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import ggraph
-from ggraph.tools import bench, perplexity, run, tracing
+from ggraph.tools import bench, imatrix, perplexity, run, tracing
 from tests import spec
 
 CASES: list[tuple[tuple[str, ...], str]] = [
@@ -53,6 +54,15 @@ def test_every_tool_has_the_flags(tool: Any) -> None:
     flags = {flag for param in tool.params for flag in (*param.opts, *param.secondary_opts)}
     assert {"-ngl", "-nkvo"} <= flags
     assert tool is bench.main or {"-ot", "-dev", "--n-gpu-layers", "--override-tensor", "--no-kv-offload"} <= flags
+
+
+def test_importance_is_measured_with_a_device(model: Path, tmp_path: Path) -> None:
+    with ggraph.Model(model, device="CUDA0") as there, ggraph.Model(model) as here:
+        want, got = (imatrix.collect(m, [5, 3, 9, 4, 11, 7, 2, 1] * 2, 8).entries for m in (here, there))
+    assert want.keys() == got.keys()
+    for name, entry in want.items():
+        np.testing.assert_allclose(got[name].sums, entry.sums, rtol=2e-2, atol=1e-3 * float(entry.sums.max()))
+    assert {"-ngl", "-ot", "-dev"} <= {flag for param in imatrix.main.params for flag in param.opts}
 
 
 def test_bench_sweeps_them(model: Path) -> None:
