@@ -14,6 +14,7 @@ import ggraph
 from ggraph import env
 
 from ._console import Bars, Interrupt, timings_json
+from ._input import read_text
 from ._options import Params, sampling_arguments, unescape
 
 
@@ -24,6 +25,7 @@ class Writer:
         self.llm, self.bars, self.load_ms = llm, bars, load_ms
         self.json, self.verbose = p["json"], p["verbose_prompt"]
         self.sampling = sampling_arguments(p, p["escape"])
+        self.grammar = _grammar(p, llm.vocab)
         asked = self.sampling.pop("seed")
         self.seed = secrets.randbelow(2**32 - 1) if asked in (None, -1) else asked
         self.n_answers = 0
@@ -39,7 +41,8 @@ class Writer:
     def options(self) -> Params:
         """Arguments of the next `generate` or `chat`. Each answer has a seed of its own, the first one the user's."""
         seed, self.n_answers = (self.seed + self.n_answers) % (2**32 - 1), self.n_answers + 1
-        return {**self.fixed, **self.sampling, "seed": seed}
+        grammar = self.grammar.clone() if self.grammar else None
+        return {**self.fixed, **self.sampling, "seed": seed, "grammar": grammar}
 
     def _progress(self, done: int, total: int) -> None:
         if total > self.llm.ctx.cparams.n_ubatch:
@@ -83,3 +86,15 @@ class Writer:
         click.echo(f"number of tokens in prompt = {len(ids)}", err=True)
         for i in ids:
             click.echo(f"{i:6d} -> {self.llm.vocab.piece(i).decode(errors='replace')!r}", err=True)
+
+
+def _grammar(p: Params, vocab: ggraph.Vocab) -> ggraph.Grammar | None:
+    """What the text has to be, if the user said so; `GrammarError` where that cannot be read."""
+    gbnf = read_text(p["grammar_file"]) if p["grammar_file"] else p["grammar"]
+    schema = read_text(p["json_schema_file"]) if p["json_schema_file"] else p["json_schema"]
+    if schema is not None:
+        try:
+            return ggraph.Grammar.json_schema(vocab, json.loads(schema))
+        except ValueError as e:
+            raise ggraph.GrammarError(f"the JSON schema is no JSON: {e}") from None
+    return ggraph.Grammar.gbnf(vocab, gbnf) if gbnf is not None else None

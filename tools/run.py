@@ -36,7 +36,7 @@ from ._options import (
 )
 from ._speculative import SPECULATIVE, TREE, drafting, n_rollback
 
-_prompt, _chat, _output = group("Prompt and length"), group("Chat"), group("Output")
+_prompt, _chat, _form, _output = group("Prompt and length"), group("Chat"), group("Form of the text"), group("Output")
 _file = click.Path(exists=True, dir_okay=False, allow_dash=True)
 
 PROMPT = (
@@ -62,6 +62,12 @@ CHAT = (
     _chat("--chat-template-file", type=_file, help="Use the template in this file."),
     _chat("--chat-template-kwargs", metavar="JSON", help="""More values for the template, as in '{"enable_thinking": false}'."""),
 )
+FORM = (
+    _form("--grammar", metavar="GBNF", help="Write what this grammar describes (llama.cpp's GBNF; it begins at root)."),
+    _form("--grammar-file", type=_file, help="A file with the grammar."),
+    _form("-j", "--json-schema", metavar="SCHEMA", help="Write JSON of this schema; {}: any."),
+    _form("-jf", "--json-schema-file", type=_file, help="A file with the schema."),
+)
 OUTPUT = (
     _output("--display-prompt/--no-display-prompt", default=True, help="Write the prompt before its continuation.  [default: on]"),
     _output("--verbose-prompt", is_flag=True, help="Show the tokens of the prompt."),
@@ -72,12 +78,14 @@ OUTPUT = (
 
 ONE_OF = {"PROMPT, --prompt and --file": ("text", "prompt", "file"), "--samplers and --sampler-seq": ("samplers", "sampler_seq"),
           "--system-prompt and --system-prompt-file": ("system_prompt", "system_prompt_file"),
-          "--chat-template and --chat-template-file": ("chat_template", "chat_template_file")}
+          "--chat-template and --chat-template-file": ("chat_template", "chat_template_file"),
+          "--grammar, --grammar-file, --json-schema and --json-schema-file":
+              ("grammar", "grammar_file", "json_schema", "json_schema_file")}
 
 
 @click.command(cls=Command, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.argument("text", required=False, metavar="[PROMPT]")
-@options(PROMPT, MODEL, CHAT, CONTEXT, SAMPLING, SPECULATIVE, TREE, ROPE, OUTPUT)
+@options(PROMPT, MODEL, CHAT, CONTEXT, SAMPLING, FORM, SPECULATIVE, TREE, ROPE, OUTPUT)
 @click.version_option(ggraph.__version__)
 @click.pass_context
 def main(ctx: click.Context, /, **p: Any) -> None:
