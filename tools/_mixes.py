@@ -134,11 +134,15 @@ def in_order(tensors: Sequence[Shaped]) -> list[Shaped]:
 
 
 def choose(chosen: Mix, tensors: Sequence[Shaped], sizes: Sizes, wishes: Wishes | None = None,
-           importance: bool = False) -> dict[str, DType]:
-    """The type of every tensor by name. `importance`: is there an importance matrix? Some rules look."""
+           importance: bool = False, displaced: list[str] | None = None) -> dict[str, DType]:
+    """The type of every tensor by name. `importance`: is there an importance matrix? Some rules look. `displaced` takes the names
+    of those whose rows are no whole blocks of the type that they should have had."""
     rules = _Rules(chosen, sizes, wishes or Wishes(), importance, tied=all(x.name != "output.weight" for x in tensors),
                    n_attn_v=sum(_role(x.name) in _V_LIKE for x in tensors))
-    return {tensor.name: rules.type_of(tensor) for tensor in in_order(tensors)}
+    types = {tensor.name: rules.type_of(tensor) for tensor in in_order(tensors)}
+    if displaced is not None:
+        displaced += rules.displaced
+    return types
 
 
 _V_LIKE = ("attn_qkv.weight", "attn_kv_b.weight", "attn_v.weight")
@@ -160,7 +164,7 @@ def fallback(wanted: DType, n: int) -> DType:
 
 @dataclass
 class _Rules:
-    """The choice for one file: what was asked, and how many matrices of a role have been seen."""
+    """The choice for one file: what was asked, how many matrices of a role have been seen, whose type another took the place of."""
     mix: Mix
     sizes: Sizes
     wishes: Wishes
@@ -168,6 +172,7 @@ class _Rules:
     tied: bool
     n_attn_v: int
     seen: dict[str, int] = field(default_factory=dict)
+    displaced: list[str] = field(default_factory=list)
 
     def type_of(self, tensor: Shaped) -> DType:
         wishes, role = self.wishes, _role(tensor.name)
@@ -182,7 +187,10 @@ class _Rules:
         if not self.mix.base.quantized:
             return self.mix.base
         wanted = named or (self.mix.base if wishes.pure else self.rule(tensor, role))
-        return fallback(wanted, tensor.ne[0])
+        taken = fallback(wanted, tensor.ne[0])
+        if taken is not wanted:
+            self.displaced.append(tensor.name)
+        return taken
 
     def rule(self, tensor: Shaped, role: str) -> DType:
         if role == "output" or (role == "embedding" and self.tied):

@@ -107,12 +107,13 @@ class Row:
 @dataclass
 class Result:
     """`types`: bytes by type in the new file. `without_importance`: tensors that are not in the importance matrix, or that need
-    one in a dry run without."""
+    one in a dry run without. `displaced`: those whose rows are no whole blocks of the mix's type, and so have another."""
     paths: list[str]
     mix: str
     rows: list[Row]
     types: dict[str, int] = field(default_factory=dict)
     without_importance: list[str] = field(default_factory=list)
+    displaced: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
@@ -128,6 +129,7 @@ class Job:
     types: dict[str, dtypes.DType]
     importance: dict[str, npt.NDArray[np.float32]]
     without: list[str]
+    displaced: list[str]
 
     def rows(self) -> list[Row]:
         made = [(t, writer.Spec(t.name, t.ne, self.types[t.name])) for t in self.file.tensors.values()]
@@ -139,8 +141,9 @@ def plan(file: gguf.File, mix: str, wishes: _mixes.Wishes | None = None, matrix:
     """What `quantize` would do. `ggraph.Error` if it cannot: a type needs importance that is not there, or requantizing that was
     not allowed. `dry_run`: say it all the same."""
     chosen = _mixes.mix(mix)
-    types = _mixes.choose(chosen, list(file.tensors.values()), _mixes.Sizes.read(file.kv), wishes, importance=matrix is not None)
-    job = Job(file, chosen, types, {}, [])
+    displaced: list[str] = []
+    types = _mixes.choose(chosen, list(file.tensors.values()), _mixes.Sizes.read(file.kv), wishes, matrix is not None, displaced)
+    job = Job(file, chosen, types, {}, [], displaced)
     for info in file.tensors.values():
         kind = types[info.name]
         if kind == info.type:
@@ -180,7 +183,7 @@ def quantize(source: str | Path, target: str | Path, mix: str, *, wishes: _mixes
                           if (not include or any(part in name for part in include)) and not any(part in name for part in exclude)}
     with gguf.File(source) as file:
         job = plan(file, mix, wishes, matrix, allow_requantize, dry_run)
-        result = Result([], job.mix.name, job.rows(), without_importance=job.without)
+        result = Result([], job.mix.name, job.rows(), without_importance=job.without, displaced=job.displaced)
         for row in result.rows:
             result.types[row.after] = result.types.get(row.after, 0) + row.nbytes_after
         if not dry_run:
@@ -294,6 +297,9 @@ def main(words: tuple[str, ...], **o: Any) -> None:
     if result.without_importance:
         what = "are not in the importance matrix" if o["imatrix"] else "need an importance matrix (--imatrix)"
         env.log(f"{len(result.without_importance)} tensors {what}: {result.without_importance[0]}, ...")
+    if result.displaced:
+        env.log(f"{len(result.displaced)} tensors have rows that are no whole blocks of the type that {result.mix} has for them, "
+                f"and take a larger one: {result.displaced[0]}, ...")
     if o["as_json"]:
         click.echo(json.dumps({**asdict(result), "bpw": result.bpw}, indent=1))
     else:

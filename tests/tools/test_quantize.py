@@ -15,6 +15,7 @@ from ggraph.tools import _imatrix
 from ggraph.tools._edit import split
 from ggraph.tools.check import check
 from ggraph.tools.quantize import main, quantize
+from tests import tiny
 from tests.tools.files import poke, wide
 
 
@@ -79,6 +80,18 @@ def test_dry_run_is_what_comes(source: Path, tmp_path: Path) -> None:
         assert {t.name: (t.type.name, t.nbytes) for t in file.tensors.values()} == {
             r["name"]: (r["after"], r["nbytes_after"]) for r in done["rows"]}
     assert "blk.1.ffn_down.weight" in run(source, out, "Q3_K_S", "--dry-run").stdout
+
+
+def test_types_that_do_not_fit_are_told(source: Path, tmp_path: Path) -> None:
+    narrow = tiny.write(tmp_path / "narrow.gguf")       # rows of 64 and 96: no whole blocks of 256, and all of 32
+    result = CliRunner().invoke(main, [str(narrow), str(tmp_path / "out.gguf"), "Q4_K_M"])
+    with gguf.File(tmp_path / "out.gguf") as file:
+        matrices = [t for t in file.tensors.values() if len(t.ne) > 1 and t.name != "output.weight"]
+    assert all(t.type.name in ("Q5_0", "Q8_0") for t in matrices)
+    assert f"{len(matrices)} tensors have rows that are no whole blocks of the type that Q4_K_M has for them" in result.stderr
+    assert json.loads(run(narrow, tmp_path / "out.gguf", "Q4_K_M", "--json").stdout)["displaced"] == [t.name for t in matrices]
+    for file_, kind in (source, "Q4_K_M"), (narrow, "Q4_0"), (narrow, "F16"):
+        assert "whole blocks" not in CliRunner().invoke(main, [str(file_), str(tmp_path / "out.gguf"), kind]).stderr
 
 
 def test_wishes(source: Path, tmp_path: Path) -> None:
