@@ -79,6 +79,8 @@ def table(times: Sequence[tuple[Any, Any, float]], wall: float, outside: float, 
     if ceilings:
         lines.append(f"at most, as measured here: read bandwidth {ceilings.bandwidth / 1e9:.1f} GB/s, products of int8 "
                      f"{ceilings.products / 1e9:.0f} GMAC/s")
+        if any(nbytes > s * ceilings.bandwidth for _, s, nbytes, _ in rows.values()):
+            lines.append("above 100%: the runs before left a part of these weights in the processor's caches")
     return "\n".join(lines)
 
 

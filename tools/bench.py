@@ -57,6 +57,7 @@ SWEEP = (
 OUTPUT = (
     _out("-o", "--output", type=click.Choice(["md", "csv", "json", "jsonl", "sql"]), default="md",
          help="Form of the result.  [default: md]"),
+    _out("as_json", "--json", is_flag=True, help="The same as -o json."),
     _out("-q", "--quiet", is_flag=True, help="No progress on standard error."),
 )
 
@@ -131,24 +132,31 @@ def main(**o: Any) -> None:
             bars("bench", i, len(tests))
             results += run(test, o["repetitions"], o["warmup"], o["peer"])
         bars("bench", len(tests), len(tests))
-    click.echo(FORMATS[o["output"]](results).rstrip())
+    click.echo(FORMATS["json" if o["as_json"] else o["output"]](results).rstrip())
     if o["profile"]:
         for test in tests:
+            click.echo(f"\n{test.name}, one step of it")
             click.echo(profile(test.params, test.n_prompt, test.n_gen, test.n_depth))
 
 
 def plan(o: dict[str, Any]) -> Iterator[Test]:
     """All tests of a command line: the product of the settings, then pp, tg and pg tests at every depth."""
+    def of(name: str, *limits: int) -> list[int]:
+        try:
+            return numbers(o[name], *limits)
+        except click.BadParameter as e:
+            e.param_hint = "--" + name.replace("_", "-")
+            raise
     models = [str(hub.resolve(m)) for m in o["model"]]
     settings = itertools.product(
-        models, numbers(o["batch_size"], 2048, 1), numbers(o["ubatch_size"], 512, 1),
-        numbers(o["threads"], os.cpu_count() or 1, 1), words(o["cache_type_k"], "f16"), words(o["cache_type_v"], "f16"),
-        numbers(o["flash_attn"], 1), numbers(o["n_gpu_layers"], 0), numbers(o["no_kv_offload"], 0))
-    kinds = [(n, 0) for n in numbers(o["n_prompt"], 512) if n] + [(0, n) for n in numbers(o["n_gen"], 128) if n]
+        models, of("batch_size", 2048, 1), of("ubatch_size", 512, 1), of("threads", os.cpu_count() or 1, 1),
+        words(o["cache_type_k"], "f16"), words(o["cache_type_v"], "f16"), of("flash_attn", 1), of("n_gpu_layers", 0),
+        of("no_kv_offload", 0))
+    kinds = [(n, 0) for n in of("n_prompt", 512) if n] + [(0, n) for n in of("n_gen", 128) if n]
     kinds += [(int(a), int(b)) for a, b in (_pair(x) for x in o["pg"])]
     for m, b, ub, t, ctk, ctv, fa, ngl, nkvo in settings:
         params = Params(m, b, ub, t, ctk, ctv, bool(fa), ngl, bool(nkvo))
-        for (pp, tg), depth, parallel in itertools.product(kinds, numbers(o["n_depth"], 0), numbers(o["n_parallel"], 1)):
+        for (pp, tg), depth, parallel in itertools.product(kinds, of("n_depth", 0), of("n_parallel", 1)):
             yield Test(params, pp, tg, depth, parallel)
 
 

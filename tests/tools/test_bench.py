@@ -4,6 +4,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sqlite3
 from pathlib import Path
 
@@ -62,10 +63,16 @@ def test_machine_formats_hold_every_sample(model: Path) -> None:
 def test_the_profile_names_ops_and_the_memory(model: Path) -> None:
     text = run(model, "-p", "8", "-n", "2", "--profile")
     assert "mul_mat F32" in text and "flash_attn_ext" in text and "read bandwidth" in text
+    assert re.findall(r"^\w+, one step of it$", text, re.M) == ["pp8, one step of it", "tg2, one step of it"]
+
+
+def test_json_is_a_form(model: Path) -> None:
+    assert json.loads(run(model, "-p", "8", "-n", "0", "--json"))[0]["n_prompt"] == 8
 
 
 def test_errors_are_one_sentence(tmp_path: Path, model: Path) -> None:
-    for args, code, word in ((["-m", str(tmp_path / "no.gguf")], 1, "no.gguf"), (["-m", str(model), "-p", "many"], 2, "many"),
+    for args, code, word in ((["-m", str(tmp_path / "no.gguf")], 1, "no.gguf"),
+                             (["-m", str(model), "-p", "many"], 2, "--n-prompt: 'many'"),
                              (["-m", str(model), "-pg", "4"], 2, "PP,TG"), (["-m", str(model), "-ctk", "foo"], 2, "foo"),
                              (["-m", str(model), "-b", "0"], 2, "at least 1"), (["-p", "0", "-n", "0"], 2, "nothing to measure")):
         done = CliRunner().invoke(bench.main, args)
