@@ -19,6 +19,8 @@ LABELS = {"weights": "loading weights", "kernels": "compiling kernels", "prompt"
           "scales": "reading scales", "write": "writing", "quantize": "quantizing", "collect": "reading the text",
           "windows": "evaluating"}
 
+MANY = 100_000      # things to count, as bytes and elements are: their share says more than their number
+
 
 class Bars:
     """Progress: call it with (what, done, total). A bar on a terminal, elsewhere one line when something long begins.
@@ -52,8 +54,16 @@ class Bars:
                 env.log(f"{LABELS[what]} ...")
             return
         from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-        count = DownloadColumn() if what == "fetch" else MofNCompleteColumn()
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            Progress,
+            TaskProgressColumn,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+        count = DownloadColumn() if what == "fetch" else MofNCompleteColumn() if total < MANY else TaskProgressColumn()
         self._bar = Progress(TextColumn("{task.description}"), BarColumn(), count, TimeRemainingColumn(),
                              console=Console(stderr=True), transient=True)
         self._task = self._bar.add_task(LABELS[what], total=total)

@@ -46,6 +46,16 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b[?25h" in shown         # the cursor is back
 
 
+def test_bytes_and_elements_are_shown_as_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with Bars() as bars:
+        bars("weights", 0, 10**8)
+        bars("weights", 42 * 10**6, 10**8)
+    assert "42%" in terminal.getvalue() and "000" not in terminal.getvalue()
+
+
 def test_ctrl_c_twice() -> None:
     stopped: list[bool] = []
     before = signal.getsignal(signal.SIGINT)
