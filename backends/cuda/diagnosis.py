@@ -101,7 +101,8 @@ def problems(facts: Facts) -> Iterator[Finding]:
 def _driver_problems(facts: Facts) -> Iterator[Finding]:
     if facts.driver is None:
         yield Finding("cuda", "driver", facts.driver_error, "broken",
-                      "install NVIDIA's driver (Debian, Ubuntu: apt install nvidia-driver), or unset GGRAPH_BACKEND")
+                      "install NVIDIA's driver (Debian, Ubuntu: apt install nvidia-driver)"
+                      + (", or unset GGRAPH_BACKEND" if facts.wanted else ""))
     elif facts.driver_error:
         yield Finding("cuda", "driver", facts.driver_error, "broken",
                       "nvidia-smi tells more; after an update of the driver: reboot")

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,12 @@ CASES: dict[str, tuple[Facts, str, str]] = {
     "half of NVRTC": (facts(nvrtc=(12, 9), nvrtc_error="failed to open libnvrtc-builtins.so.12.9"), "NVRTC 12.9 compiles nothing",
                       "nvidia-cuda-nvrtc-cu12"),
 }
+
+
+def test_what_nobody_set_need_not_be_unset() -> None:
+    found, _, _ = CASES["no driver"]
+    assert "GGRAPH_BACKEND" not in next(problems(found)).remedy
+    assert "unset GGRAPH_BACKEND" in next(problems(replace(found, wanted=True))).remedy
 
 
 @pytest.mark.parametrize("name", CASES)
