@@ -4,8 +4,10 @@ In: what the user typed. Out: a running server; exit code 0 after a signal.
 """
 from __future__ import annotations
 
+import errno
 import json
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -176,7 +178,27 @@ def main(ctx: click.Context, /, **p: Any) -> None:
         raise ggraph.Error(f"the server needs {e.name}: pip install 'ggraph-runtime[server]'") from None
     del fastapi, prometheus_client, uvicorn
     _check(p)
+    check_address(p["host"], p["port"])
     Server(p).run()
+
+
+def check_address(host: str, port: int) -> None:
+    """`Error` where nobody can listen at this address, before a model is loaded."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as e:
+        raise ggraph.Error(f"there is no address {host!r} ({e.strerror}); give another --host") from None
+    failed: list[OSError] = []
+    for family, kind, protocol, _, address in found:
+        try:
+            with socket.socket(family, kind, protocol) as one:
+                if os.name == "posix":          # as asyncio does: an address that somebody listened at a moment ago is free
+                    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                one.bind(address)
+        except OSError as e:
+            failed.append(e)
+    if len(failed) == len(found) or any(e.errno == errno.EADDRINUSE for e in failed):
+        raise ggraph.Error(f"cannot listen at {host}:{port}: {failed[-1].strerror}; give another --host or --port")
 
 
 def _check(p: Params) -> None:
@@ -292,8 +314,8 @@ def _web(app: Any, p: Params, end: Callable[[], None]) -> Any:
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
             for server in self.servers:
-                for socket in server.sockets:
-                    host, port = socket.getsockname()[:2]
+                for one in server.sockets:
+                    host, port = one.getsockname()[:2]
                     env.log(f"listening at http://{host}:{port}")
 
     config = uvicorn.Config(app, host=p["host"], port=p["port"], log_level="warning", access_log=False, lifespan="off",
