@@ -89,8 +89,9 @@ def test_types_that_do_not_fit_are_told(source: Path, tmp_path: Path) -> None:
         matrices = [t for t in file.tensors.values() if len(t.ne) > 1 and t.name != "output.weight"]
     assert all(t.type.name in ("Q5_0", "Q8_0") for t in matrices)
     assert f"{len(matrices)} tensors have rows that are no whole blocks of the type that Q4_K_M has for them" in result.stderr
-    assert json.loads(run(narrow, tmp_path / "out.gguf", "Q4_K_M", "--json").stdout)["displaced"] == [t.name for t in matrices]
-    for file_, kind in (source, "Q4_K_M"), (narrow, "Q4_0"), (narrow, "F16"):
+    told = json.loads(run(narrow, tmp_path / "out.gguf", "Q4_K_M", "--json").stdout)["displaced"]
+    assert sorted(told) == sorted(t.name for t in matrices)
+    for file_, kind in (source, "Q4_K_M"), (narrow, "Q8_0"), (narrow, "F16"):
         assert "whole blocks" not in CliRunner().invoke(main, [str(file_), str(tmp_path / "out.gguf"), kind]).stderr
 
 
