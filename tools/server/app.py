@@ -16,7 +16,7 @@ from starlette.responses import Response
 from . import anthropic, info, inside, native, openai, responses, utilities
 from .body import check, read, read_any
 from .chat import checked_messages, checked_tools, converse, render
-from .guard import Guard
+from .guard import Guard, Prefix
 from .page import add_page
 from .problem import JSON, Problem, answer
 from .schema import (
@@ -42,7 +42,7 @@ Get = Callable[[], Service | None]
 Handler = Callable[[Service, Request, Any], Awaitable[Response]]
 
 
-def make_app(get: Get, options: Options) -> Guard:
+def make_app(get: Get, options: Options) -> Guard | Prefix:
     app = FastAPI(title="ggraph-server", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _error)
@@ -52,7 +52,8 @@ def make_app(get: Get, options: Options) -> Guard:
     _server_routes(routes, options)
     if options.ui:
         add_page(app)
-    return Guard(app, options.api_keys, options.cors_origins, options.log_requests)
+    guard = Guard(app, options.api_keys, options.cors_origins, options.log_requests)
+    return Prefix(guard, options.prefix) if options.prefix else guard
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import socket
+import ssl
 import sys
 import threading
 from collections.abc import Callable
@@ -40,6 +41,14 @@ _server, _chat, _output = group("Server"), group("Chat"), group("Output")
 _file = click.Path(exists=True, dir_okay=False)
 GRACE = 5       # seconds that requests have to end, once the server is to stop
 
+
+
+def _prefix(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    if value and not (value.startswith("/") and value.strip("/") and not value.endswith("/")):
+        raise click.BadParameter(f"{value!r} must begin with a slash and end with none, as /llm does")
+    return value
+
+
 SERVER = (
     _server("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen at."),
     _server("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, metavar="N", help="Port; 0: any free one."),
@@ -51,6 +60,10 @@ SERVER = (
     _server("--api-key-file", type=_file, help="A file with one key a line."),
     _server("timeout", "-to", "--timeout", type=click.IntRange(min=1), default=3600, show_default=True, metavar="S",
             help="Seconds that a client may stall while it sends its request, or instead of reading the answer."),
+    _server("--api-prefix", default="", callback=_prefix, metavar="PREFIX",
+            help="Serve everything, the page too, below this path, such as /llm.  [default: no prefix]"),
+    _server("--ssl-key-file", type=_file, help="Speak HTTPS: a file with the private key (PEM)."),
+    _server("--ssl-cert-file", type=_file, help="And one with its certificate (PEM)."),
     _server("--cors-origins", default="localhost", show_default=True, metavar="LIST",
             help="Pages that may use the server: localhost, *, or origins joined by commas."),
     _server("--ui/--no-ui", "--webui/--no-webui", "ui", default=True, help="The page at /.  [default: on]"),
@@ -115,7 +128,8 @@ ENVIRONMENT = {
     "n_threads": "THREADS", "flash_attn": "FLASH_ATTN", "type_k": "CACHE_TYPE_K", "type_v": "CACHE_TYPE_V",
     "kv_unified": "KV_UNIFIED", "swa_full": "SWA_FULL", "repack": "REPACK", "n_gpu_layers": "N_GPU_LAYERS",
     "override_tensor": "OVERRIDE_TENSOR", "device": "DEVICE", "offload_kqv": "KV_OFFLOAD", "host": "HOST",
-    "port": "PORT", "alias": "ALIAS", "api_key_file": "API_KEY_FILE", "timeout": "TIMEOUT", "cors_origins": "CORS_ORIGINS",
+    "port": "PORT", "api_prefix": "API_PREFIX", "ssl_key_file": "SSL_KEY_FILE", "ssl_cert_file": "SSL_CERT_FILE",
+    "alias": "ALIAS", "api_key_file": "API_KEY_FILE", "timeout": "TIMEOUT", "cors_origins": "CORS_ORIGINS",
     "sse_ping_interval": "SSE_PING_INTERVAL", "slots": "ENDPOINT_SLOTS", "metrics": "ENDPOINT_METRICS",
     "props": "ENDPOINT_PROPS", "ui": "UI", "cache_ram": "CACHE_RAM", "cache_reuse": "CACHE_REUSE",
     "n_checkpoints": "CTX_CHECKPOINTS",
@@ -179,6 +193,7 @@ def main(ctx: click.Context, /, **p: Any) -> None:
     del fastapi, prometheus_client, uvicorn
     _check(p)
     check_address(p["host"], p["port"])
+    _check_certificate(p["ssl_cert_file"], p["ssl_key_file"])
     Server(p).run()
 
 
@@ -201,7 +216,18 @@ def check_address(host: str, port: int) -> None:
         raise ggraph.Error(f"cannot listen at {host}:{port}: {failed[-1].strerror}; give another --host or --port")
 
 
+def _check_certificate(certificate: str | None, key: str | None) -> None:
+    if certificate and key:
+        try:
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
+        except ssl.SSLError as e:
+            raise ggraph.Error(f"{certificate} and {key} are no certificate and its key in PEM form "
+                               f"({e.reason or e})") from None
+
+
 def _check(p: Params) -> None:
+    if bool(p["ssl_key_file"]) != bool(p["ssl_cert_file"]):
+        raise click.UsageError("--ssl-key-file and --ssl-cert-file go together")
     if p["chat_template"] and p["chat_template_file"]:
         raise click.UsageError("give only one of --chat-template and --chat-template-file")
     try:
@@ -316,10 +342,13 @@ def _web(app: Any, p: Params, end: Callable[[], None]) -> Any:
             for server in self.servers:
                 for one in server.sockets:
                     host, port = one.getsockname()[:2]
-                    env.log(f"listening at http://{host}:{port}")
+                    host = f"[{host}]" if ":" in host else host
+                    scheme, prefix = "https" if p["ssl_key_file"] else "http", p["api_prefix"]
+                    env.log(f"listening at {scheme}://{host}:{port}{prefix and prefix + '/'}")
 
     config = uvicorn.Config(app, host=p["host"], port=p["port"], log_level="warning", access_log=False, lifespan="off",
                             timeout_graceful_shutdown=2 * GRACE, server_header=False, http=patient(p["timeout"]),
+                            ssl_keyfile=p["ssl_key_file"], ssl_certfile=p["ssl_cert_file"],
                             h11_max_incomplete_event_size=1 << 16)
     return Web(config)
 
@@ -332,6 +361,7 @@ def _options(p: Params) -> Any:
     sampling = {k: v for k, v in sampling_arguments(p, True).items() if v is not None}
     sampling["breakers"] = tuple(sampling.pop("dry_breakers", ()))
     return Options(alias=p["alias"] or "", api_keys=tuple(k.strip() for k in keys if k.strip()), cors_origins=p["cors_origins"],
+                   prefix=p["api_prefix"],
                    timeout=p["timeout"], ping=p["sse_ping_interval"], slots=p["slots"], metrics=p["metrics"], props=p["props"],
                    slot_save_path=p["slot_save_path"], cache_prompt=p["cache_prompt"], n_predict=p["n_predict"],
                    stop=tuple(p["reverse_prompt"]), prefill_assistant=p["prefill_assistant"],

@@ -22,6 +22,22 @@ PUBLIC_FOLDER = "/page/"         # what the page is made of
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
+class Prefix:
+    """All routes below `prefix`, which begins with a slash and ends with none; anything else is a 404."""
+
+    def __init__(self, app: ASGIApp, prefix: str):
+        self.app, self.prefix = app, prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path = scope["path"].removeprefix(self.prefix)
+            if path == scope["path"] or not path.startswith("/"):
+                await answer(Problem(404, "File Not Found"))(scope, receive, send)
+                return
+            scope = {**scope, "path": path}
+        await self.app(scope, receive, send)
+
+
 class Guard:
     """`keys`: none means that all may come. `origins`: "*", "localhost", or a comma list of origins. `log`: a line for each
     request, without anything of its body."""

@@ -29,6 +29,7 @@ class Options:
     alias: str = ""
     api_keys: tuple[str, ...] = ()
     cors_origins: str = "localhost"
+    prefix: str = ""
     timeout: float = 3600.0
     ping: float = 30.0
     ui: bool = True

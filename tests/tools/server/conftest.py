@@ -43,14 +43,14 @@ class Server:
     @property
     def url(self) -> str:
         assert self._listening.wait(30)
-        found = next((m for line in self.log if (m := re.search(r"http://\S+", line))), None)
+        found = next((m for line in self.log if (m := re.search(r"https?://\S+", line))), None)
         assert found, self.log
         return found[0]
 
     def wait(self) -> Server:
         """Until the model is loaded."""
         for _ in range(600):
-            if httpx.get(self.url + "/health").status_code == 200:
+            if httpx.get(self.url.rstrip("/") + "/health").status_code == 200:
                 return self
             self._reader.join(0.05)
         raise AssertionError(self.log)

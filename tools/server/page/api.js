@@ -23,7 +23,7 @@ function headers(body) {
 export async function request(path, { body = null, signal = null, quiet = false } = {}) {
   let response;
   try {
-    response = await fetch(path, {
+    response = await fetch(path.slice(1), {     // beside the page, wherever the server's --api-prefix puts it
       method: body ? "POST" : "GET",
       headers: headers(body),
       body: body ? JSON.stringify(body) : null,
