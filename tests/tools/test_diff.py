@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 import ggraph
 from ggraph import gguf
+from ggraph.tools import _diff_tables
 from ggraph.tools import diff as command
 from ggraph.tools._compare import Sums, worst
 from ggraph.tools.diff import Limits, Side, diff
@@ -150,3 +151,17 @@ def test_files_of_two_models(folder: Path, tmp_path: Path) -> None:
 def test_an_error_of_the_first_side_is_told(folder: Path) -> None:
     with pytest.raises(ggraph.BatchError, match="the vocabulary has ids"):
         diff(*sides(folder, "a.gguf", "bad.gguf"), [99999])
+
+
+@pytest.mark.parametrize("width", [132, 80, 60, 40, 24])
+def test_the_tables_fit_the_terminal(folder: Path, width: int, monkeypatch: pytest.MonkeyPatch,
+                                     capsys: pytest.CaptureFixture[str]) -> None:
+    found = diff(*sides(folder, "f.gguf", "a.gguf"), TOKENS, n_swap=2)
+    monkeypatch.setattr(_diff_tables, "WIDTH", width)
+    _diff_tables.show(found, 3)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width and not any("…" in line for line in lines)
+    names = [s.tensor for s in found.swaps] + [n.name for n in sorted(found.nodes, key=lambda n: -n.local_nmse)[:3]]
+    assert all(any(name in line for line in lines) for name in names)
+    text = " ".join(lines)
+    assert ("no room for" in text) == (width < 80) and ("worst block" in text)
