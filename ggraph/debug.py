@@ -10,7 +10,7 @@ import numpy as np
 
 from . import env
 from .backend import NodeTime
-from .observe import weight_bytes
+from .observe import by_step, weight_bytes
 from .schedule.plan import Plan
 from .tensor import Tensor
 
@@ -35,11 +35,11 @@ def planned(plan: Plan) -> None:
 
 
 def timed(times: Sequence[NodeTime]) -> None:
-    """Every step of a run: microseconds, and GB/s where it read weights."""
-    for nodes, seconds in times:
-        nbytes = weight_bytes(nodes)
+    """Every step of a run: microseconds, the nodes that end in it, and GB/s where these read weights."""
+    for ended, nodes, seconds in by_step(times):
+        nbytes = weight_bytes(ended)
         rate = f" {nbytes / seconds / 1e9:7.1f} GB/s" if nbytes and seconds > 0 else ""
-        names = " + ".join(f"{n.op} {n.name}" for n in nodes)
+        names = " + ".join(f"{n.op} {n.name}" for n in ended) or f"before {nodes[-1].op} {nodes[-1].name}"
         env.log(f"{1e6 * seconds:10.1f} us  {names}{rate}", TIMES)
     env.log(f"{1e6 * sum(t.seconds for t in times):10.1f} us  in {len(times)} steps", TIMES)
 

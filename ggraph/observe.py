@@ -30,6 +30,12 @@ class Shape(NamedTuple):
         return self.ne[1] * self.ne[2] * self.ne[3]
 
 
+def by_step(times: Sequence[NodeTime]) -> list[tuple[list[Tensor], Sequence[Tensor], float]]:
+    """(nodes that end, nodes at work, seconds) of each step: a node that several steps work on ends in the last of them."""
+    last = {node: i for i, (nodes, _) in enumerate(times) for node in nodes}
+    return [([n for n in nodes if last[n] == i], nodes, seconds) for i, (nodes, seconds) in enumerate(times)]
+
+
 @dataclass(frozen=True)
 class Observed:
     """One graph run. `how`: its plan was "built", "resized" or "reused". `values`: the sizes that the plan was given, by name.
@@ -62,9 +68,8 @@ class Observed:
                 for source in self.plan.graph.inputs for t, data in zip(source.tensors, source.fill(self.step))}
 
     def steps(self) -> list[tuple[list[Tensor], Sequence[Tensor], float]]:
-        """(nodes that end, nodes at work, seconds) of each step: a node that several steps work on ends in the last of them."""
-        last = {node: i for i, (nodes, _) in enumerate(self.times) for node in nodes}
-        return [([n for n in nodes if last[n] == i], nodes, seconds) for i, (nodes, seconds) in enumerate(self.times)]
+        """What `by_step` makes of the times."""
+        return by_step(self.times)
 
     # --- bytes
 

@@ -38,3 +38,14 @@ def test_each_level_shows_its_part(level: int, path: Path, monkeypatch: pytest.M
     assert out == "" and all(part in err for part in SHOWN[level]), err[:500]
     assert ("context on" in err) == (level >= 1) and ("split 0" in err) == (level >= 3) and ("mean" in err) == (level >= 4)
     assert np.allclose(logits, plain, rtol=1e-3, atol=1e-4)
+
+
+def test_what_a_product_reads_is_counted_where_it_ends(path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                       capsys: pytest.CaptureFixture[str]) -> None:
+    """Not where its activations are prepared, in a step before, which would read at thousands of GB/s."""
+    monkeypatch.setenv("GGRAPH_DEBUG", "2")
+    run(path)
+    steps = [line for line in capsys.readouterr().err.splitlines() if " us  " in line and " steps" not in line]
+    products = [word for line in steps for word in line.split(" us  ")[1].split(" + ") if word.startswith("mul_mat ")]
+    assert products and len(products) == len({p.split()[1] for p in products})
+    assert all("mul_mat" in line for line in steps if "GB/s" in line)
