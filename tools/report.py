@@ -92,7 +92,7 @@ def report(path: str | Path, base: str | Path | None = None, *, n_ctx: int = 512
     with ggraph.Model(path) as model:
         size = sizes(model.file)
         text = perplexity.TEXT.read_text(encoding="utf-8")
-        tokens = model.vocab.encode(text)[:n_ctx * n_chunks]
+        tokens = model.vocab.encode(text)[:n_ctx * max(n_chunks, 2)]       # windows need a text of two
         options: dict[str, Any] = {
             "n_ctx": n_ctx, "n_chunks": n_chunks, "progress": lambda done, total, so_far: tell("windows", done, total)}
         ppl = perplexity.perplexity(model, tokens, **options)
