@@ -50,8 +50,6 @@ class Writer:
 
     def write(self, g: ggraph.Generation) -> bool:
         """Run a generation to its end; False if Ctrl-C ended it."""
-        if self.verbose:
-            self._show_tokens(g.prompt)
         with Interrupt(g.stop) as ctrl_c:
             try:
                 for piece in g:
@@ -82,7 +80,10 @@ class Writer:
                 "stopping_word": g.stopping_word, "prompt_tokens": len(g.prompt), "completion_tokens": len(g.tokens),
                 "seed": g.sampler.seed, "timings": timings_json(self.load_ms, g.timings)}
 
-    def _show_tokens(self, ids: list[int]) -> None:
+    def show_tokens(self, ids: list[int]) -> None:
+        """What --verbose-prompt asks for, before anything is written."""
+        if not self.verbose:
+            return
         click.echo(f"number of tokens in prompt = {len(ids)}", err=True)
         for i in ids:
             click.echo(f"{i:6d} -> {self.llm.vocab.piece(i).decode(errors='replace')!r}", err=True)

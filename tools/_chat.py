@@ -104,6 +104,7 @@ class Chat:
 
     def _answer(self) -> bool:
         g = self.writer.llm.chat(self.messages, template_kwargs=self.kwargs, **self.writer.options())
+        self.writer.show_tokens(g.prompt)
         whole = self.writer.write(g)
         if whole or g.text:
             self.messages.append({"role": "assistant", "content": g.text})

@@ -159,6 +159,7 @@ def _template(p: Params, model: ggraph.Model) -> ggraph.ChatTemplate | None:
 def _continue(writer: Writer, p: Params, prompt: str) -> bool:
     """Plain completion; False if Ctrl-C ended it."""
     generation = writer.llm.generate(prompt, **writer.options())
+    writer.show_tokens(generation.prompt)
     if p["display_prompt"] and not p["json"]:
         click.echo(prompt, nl=False)
     return writer.write(generation)

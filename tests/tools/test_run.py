@@ -88,7 +88,9 @@ def test_prompt_from_a_file_or_standard_input(file: str, tmp_path: Path) -> None
 
 
 def test_verbose_prompt(file: str) -> None:
-    err = run("-m", file, *GREEDY, "-n", "1", "--verbose-prompt", "ae").stderr
+    result = run("-m", file, *GREEDY, "-n", "1", "--verbose-prompt", "ae")
+    err = result.stderr
+    assert result.output.index("number of tokens") < result.output.index("\nae"), "on lines of its own"
     assert "number of tokens in prompt = 3\n" in err
     assert [f"{tiny.TOKENS.index(t):6d} -> {t.replace('▁', ' ')!r}" for t in ("<s>", "▁a", "e")] \
         == [line for line in err.splitlines() if " -> " in line]
