@@ -89,6 +89,9 @@ class Compiled(Protocol):
     def run(self, n_threads: int = 1, times: list[NodeTime] | None = None) -> None:
         """With `times`, the clock is read around each step and its time appended."""
 
+    def abort(self) -> None:
+        """Stop this run, and no other, soon: it then raises `Aborted`. From any thread; nothing happens where it does not run."""
+
 
 class Backend(Protocol):
     name: str
@@ -112,8 +115,6 @@ class Backend(Protocol):
     def ceilings(self, n_threads: int) -> Ceilings | None:
         """Measure them (a second or so); None where the backend has no fast paths to judge."""
     def sync(self) -> None: ...
-    def abort(self) -> None:
-        """Stop the running split soon; `run` then raises `Aborted`. May be called from any thread."""
     def close(self) -> None: ...
 
 

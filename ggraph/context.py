@@ -92,6 +92,7 @@ class Context(Single):
         self.perf = Perf()
         self._alone = Turn()
         self._aborted = False
+        self._running: Plan | None = None           # or ran last
         self.on_step = on_step
         self._rows: np.ndarray | None = None
         self._rows_kind = ""
@@ -128,6 +129,7 @@ class Context(Single):
     def _release(self) -> None:
         if self._encoder is not None:
             self._encoder.close()
+        self._running = None
         self.plans.clear()
         for arena in self.arenas.values():
             arena.free()
@@ -199,6 +201,7 @@ class Context(Single):
                     if drawing is not None:
                         drawing.rows = self._output_rows(step.ubatch)
                     plan.fill(step)
+                    self._running = plan
                     if self._aborted:       # between two ubatches
                         raise Aborted("the run was aborted")
                     self._run(plan, step, kind, key, how)
@@ -206,12 +209,12 @@ class Context(Single):
                         self._take_rows(plan, step, only=len(steps) == 1)
                     elif step.ubatch.n_outputs:
                         drawing.add(plan.fetch(plan.graph.outputs["drawn"]))
+                    self.memory.commit()
                 except BaseException as e:
                     self.memory.rollback()
                     if isinstance(e, Aborted | ContextFull):
                         e.n_done = n_done
                     raise
-                self.memory.commit()
                 n_done += step.ubatch.n_tokens
             self.perf.add(asked.n_tokens, 1e3 * (time.perf_counter() - start))
             for follow in self._followers:
@@ -269,15 +272,21 @@ class Context(Single):
 
     def _shift(self, group: KVCache) -> None:
         if not any(map(self.hparams.has_rope, group.k)):
-            group.store.take_shift()
+            group.store.shifted()
             return
         key = ("shift", group.index)
         plan = self.plans.get(key)
         if plan is None:
             plan = self.plans.put(key, self.plan(shift_graph(self._builder(), group)))
         plan.resize({})
-        plan.fill(group.store.take_shift())
-        plan.run(self.cparams.n_threads_batch)
+        plan.fill(group.store.shifts())
+        try:
+            plan.run(self.cparams.n_threads_batch)
+            group.store.shifted()
+        except BaseException:           # nobody knows which K was rotated
+            for seq in group.store.moving():
+                self.memory.forget(seq)
+            raise
 
     # --- plans
 
@@ -323,8 +332,8 @@ class Context(Single):
         watch = self.hook.accepts if self.hook else None
         try:
             return Plan(graph, self.backends, self._leaf_home, self.arenas, watch)
-        except OutOfMemory:
-            self.plans.clear()            # an arena that could not grow is gone
+        except BaseException:
+            self.plans.clear()            # an arena that could not grow is gone, and one that has grown is elsewhere
             raise
 
     def _leaf_home(self, leaf: Tensor) -> Backend | None:
@@ -456,8 +465,8 @@ class Context(Single):
         self._aborted = True
         if self._encoder is not None:
             self._encoder.abort()
-        for b in self.backends:
-            b.abort()
+        if self._running is not None:
+            self._running.abort()
 
     def close(self) -> None:
         """Free cache and arena, once another thread's `process` has ended. What comes after is an Error; so is a close

@@ -14,7 +14,7 @@ from .tensor import F32, I32, Tensor, leaf
 
 
 def shift_graph(b: Builder, group: KVCache) -> Graph:
-    """Its input is what `take_shift` of the store gives, `k_shift` I32 [n_cells of all streams]."""
+    """Its input is what `shifts` of the store gives, `k_shift` I32 [n_cells of all streams]."""
     shift = leaf(I32, (group.store.size * group.store.n_stream,), "k_shift")
     for il, cache in group.k.items():
         if b.hp.has_rope(il):

@@ -79,10 +79,14 @@ def put(memory: LayerMemory, arrays: Arrays, seq: int | None, source: str) -> No
     rows = memory.restore(states, seq)
     if rows is None:
         raise ContextFull(f"{source} holds more tokens than this Context has free cells; nothing was loaded")
-    for i, (group, to) in enumerate(zip(memory.groups, rows)):
-        kept = to >= 0
-        for t in group.tensors():
-            group.write_rows(t, to[kept], arrays[f"{i}.{t.name}"][kept])
+    try:
+        for i, (group, to) in enumerate(zip(memory.groups, rows)):
+            kept = to >= 0
+            for t in group.tensors():
+                group.write_rows(t, to[kept], arrays[f"{i}.{t.name}"][kept])
+    except BaseException:
+        memory.forget(seq)          # of which only a part is here
+        raise
 
 
 def _check_rows(memory: LayerMemory, source: str, arrays: Arrays, states: list[Arrays]) -> None:

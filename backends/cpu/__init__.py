@@ -56,10 +56,6 @@ class Cpu(ref.Ref):
         from .probe import ceilings
         return ceilings(n_threads)
 
-    def abort(self) -> None:
-        super().abort()
-        pool.abort()
-
     def close(self) -> None:
         super().close()
         self.panels.close()
@@ -73,7 +69,7 @@ class Compiled:
     """Native tables and single nodes of `ref`, in running order."""
 
     def __init__(self, backend: Cpu, nodes: Sequence[Tensor], keep: frozenset[Tensor], repeat: Repeat | None = None):
-        self.backend = backend
+        self.backend, self.aborted = backend, False
         nodes = [n for n in nodes if n.op not in VIEWS]
         emit = Emit(backend.panels.address)
         lowered = lower(nodes, keep, emit)
@@ -144,20 +140,30 @@ class Compiled:
                 part.resize(values)
 
     def run(self, n_threads: int = 1, times: list[NodeTime] | None = None) -> None:
-        self.backend.aborted = False
+        self._abort(False)
         for part in self.parts:
             if isinstance(part, ref.Plan):
                 part.walk(times)
-            elif self.backend.aborted:          # between two tables
+            elif self.aborted:                  # between two tables
                 raise Aborted("the run was aborted")
             elif times is None:
-                pool.run(self._row(part), len(part), n_threads)
+                pool.run(self._row(part), len(part), n_threads, owner=self)
             else:
                 self._measure(part, n_threads, times)
 
+    def abort(self) -> None:
+        self._abort(True)
+        pool.abort(self)
+
+    def _abort(self, yes: bool) -> None:
+        self.aborted = yes
+        for part in self.parts:
+            if isinstance(part, ref.Plan):
+                part.aborted = yes
+
     def _measure(self, rows: range, n_threads: int, times: list[NodeTime]) -> None:
         ticks, start = np.zeros(len(rows), np.int64), pool.ticks()
-        pool.run(self._row(rows), len(rows), n_threads, times=ticks.ctypes.data)
+        pool.run(self._row(rows), len(rows), n_threads, owner=self, times=ticks.ctypes.data)
         nodes: list[Tensor] = []
         for step, end in zip(self.steps[rows.start:rows.stop], ticks.tolist()):
             nodes += step.nodes

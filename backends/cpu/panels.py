@@ -30,6 +30,7 @@ class Panels:
         self.offered: set[Tensor] = set()
         self.buffers: dict[Tensor, HostBuffer] = {}
         self.empty: list[Tensor] = []
+        self.turn = pool.Lock()                 # Contexts of one model may be opened by several threads
 
     def offer(self, weights: Sequence[Tensor]) -> None:
         """Weights that may be packed."""
@@ -45,23 +46,25 @@ class Panels:
         """Where the panels of a weight are once `fill` has run; None if it is not to be packed."""
         if self.mode == "off" or weight not in self.offered or not repack.supports(weight.type, weight.ne[0]):
             return None
-        if weight not in self.buffers:
-            self.buffers[weight] = HostBuffer.zeros(panel_bytes(weight))
-            self.empty.append(weight)
-        return self.buffers[weight].address
+        with self.turn:
+            if weight not in self.buffers:
+                self.buffers[weight] = HostBuffer.zeros(panel_bytes(weight))
+                self.empty.append(weight)
+            return self.buffers[weight].address
 
     def fill(self, progress: Progress | None) -> None:
-        """Pack what was asked for since the last call."""
-        total = sum(t.nbytes for t in self.empty)
-        done = 0
-        while self.empty:
-            weight = self.empty[0]
-            for start, n in self._pack(weight, self.buffers[weight].address):
-                release(start, n)
-                done += n
-                if progress:
-                    progress("weights", done, total)
-            self.empty.pop(0)
+        """Pack what was asked for since the last call, or wait until another thread has."""
+        with self.turn:
+            total = sum(t.nbytes for t in self.empty)
+            done = 0
+            while self.empty:
+                weight = self.empty[0]
+                for start, n in self._pack(weight, self.buffers[weight].address):
+                    release(start, n)
+                    done += n
+                    if progress:
+                        progress("weights", done, total)
+                self.empty.pop(0)
 
     @staticmethod
     def _pack(weight: Tensor, to: int) -> Iterator[tuple[int, int]]:

@@ -38,7 +38,7 @@ class KernelError(BackendError):
         self.code, self.step = code, step
 
 
-class _Lock:
+class Lock:
     """A lock that its own thread can always take again: an interrupt just before it is let go cannot lock it for good.
     Leaving it frees it entirely."""
 
@@ -56,8 +56,8 @@ class _Pool:
     """Threads and the control block: one per process, since kernels report to one block."""
 
     def __init__(self) -> None:
-        self.turn = _Lock()                    # held during a run
-        self.owner_lock = _Lock()              # so that an abort cannot hit the next owner
+        self.turn = Lock()                    # held during a run
+        self.owner_lock = Lock()              # so that an abort cannot hit the next owner
         self.owner: object = None
         self.threads: list[threading.Thread] = []
         self.pipes: list[int] = []
@@ -109,7 +109,7 @@ class _Pool:
 
 
 _pool: _Pool | None = None
-_making = _Lock()
+_making = Lock()
 
 
 def _get() -> _Pool:
@@ -179,7 +179,7 @@ def _after_fork() -> None:
     global _pool, _making
     if _pool is not None:
         atexit.unregister(_pool.close)
-    _pool, _making = None, _Lock()
+    _pool, _making = None, Lock()
     C.reset()
 
 

@@ -51,7 +51,6 @@ class Cuda:
         self.shared: dict[str, list[Buffer]] = {}   # memory that plans use while they run, by purpose; the last is the largest
         self.turn = threading.Lock()                # of plans: their launches stand together on the stream
         self.reported: set[str] = set()
-        self.aborted = False
         for module in pkgutil.iter_modules(__path__):
             if module.name.startswith(("ops_", "fuse_")):
                 importlib.import_module(f"{__name__}.{module.name}")
@@ -144,9 +143,6 @@ class Cuda:
 
     def sync(self) -> None:
         self.device.sync()
-
-    def abort(self) -> None:
-        self.aborted = True
 
     def close(self) -> None:
         """Free all that is left on the device."""

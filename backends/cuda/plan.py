@@ -36,6 +36,8 @@ class Compiled:
         self.reads: Collection[Tensor] = {t.root for launch in self.launches for t in tensors(launch.args)}
         self.scratch, self.tickets = backend.share("scratch", emit.scratch_bytes), backend.share("tickets", emit.ticket_bytes)
         self.sizes: Sizes | None = None                                       # from the first run on: places are known then
+        self.key: Any = None                                                  # and these are the sizes that launches have
+        self.aborted = False
         self.graphs: OrderedDict[tuple[int, ...], Any] = OrderedDict()       # by sizes; None: seen once
         for launch in self.launches:
             if launch.kernel is not LIBRARY:
@@ -87,28 +89,30 @@ class Compiled:
         self.active: list[tuple[Launch, Dim, np.ndarray]] = [
             (launch, (g[0], g[1], g[2]), args) for launch, g, args, run in
             zip(self.launches, grids.tolist(), self.args, runs.tolist()) if run]
-        self.key = tuple(self.sizes.products)
         self.recordable = len(self.active) > 1 and all(launch.kernel is not LIBRARY for launch, _, _ in self.active)
+        self.key = tuple(self.sizes.products)
 
     def resize(self, values: Mapping[str, int]) -> None:
         sizes = self._settle()
-        before = list(sizes.products)
         sizes.set(values)
-        if before != sizes.products:
+        if self.key != tuple(sizes.products):           # of the last that were taken over whole, whatever came between (Ctrl-C)
             self._take_sizes()
 
     def _settle(self) -> Sizes:
-        if self.sizes is None:
+        if self.key is None:
             self._write_words()
             self._take_sizes()
         assert self.sizes is not None
         return self.sizes
 
     def run(self, n_threads: int = 1, times: list[NodeTime] | None = None) -> None:
-        self.backend.aborted = False
+        self.aborted = False
         self._settle()
         with self.backend.turn:
             self._run(times)
+
+    def abort(self) -> None:
+        self.aborted = True
 
     def _run(self, times: list[NodeTime] | None) -> None:
         if times is not None:
@@ -141,7 +145,7 @@ class Compiled:
 
     def _launch_all(self) -> None:
         for launch, grid, args in self.active:
-            if self.backend.aborted:
+            if self.aborted:
                 raise Aborted("the run was aborted")
             self._launch(launch, grid, args)
 

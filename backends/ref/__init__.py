@@ -32,7 +32,6 @@ class Ref:
 
     def __init__(self) -> None:
         self.unpacked: Kept = {}
-        self.aborted = False
 
     def alloc(self, nbytes: int) -> HostBuffer:
         return HostBuffer.zeros(nbytes)
@@ -70,10 +69,6 @@ class Ref:
     def sync(self) -> None:
         """Every run is finished when it returns."""
 
-    def abort(self) -> None:
-        """The next node is not started; without a run in progress nothing happens."""
-        self.aborted = True
-
     def close(self) -> None:
         self.unpacked.clear()
 
@@ -87,6 +82,7 @@ class Plan:
 
     def __init__(self, backend: Ref, nodes: Sequence[Tensor]):
         self.backend, self.nodes = backend, nodes
+        self.aborted = False
         self.tensors = list(dict.fromkeys(t for node in nodes for t in (node, *node.src) if t is not None))
         self.reads: Collection[Tensor] = {t.root for t in self.tensors}
         numbers = [n for t in self.tensors for n in (*t.ne, *t.nb, t.root.offset, t.view_offs)]
@@ -104,14 +100,18 @@ class Plan:
     def run(self, n_threads: int = 1, times: list[NodeTime] | None = None,
             on_node: Callable[[Tensor], None] | None = None) -> None:
         """Compute all nodes; `on_node` is called after each. Aborted when `abort` was called meanwhile."""
-        self.backend.aborted = False
+        self.aborted = False
         self.walk(times, on_node)
+
+    def abort(self) -> None:
+        """The next node is not started; without a run in progress nothing happens."""
+        self.aborted = True
 
     def walk(self, times: list[NodeTime] | None = None, on_node: Callable[[Tensor], None] | None = None) -> None:
         """`run` as a part of something that has begun: an abort since then counts."""
         with np.errstate(all="ignore"):             # infinities and NaN are results like others
             for node in self.nodes:
-                if self.backend.aborted:
+                if self.aborted:
                     raise Aborted("the run was aborted")
                 start = time.perf_counter()
                 self._compute(node)

@@ -62,7 +62,9 @@ class Store(Protocol):
     def clear(self) -> None: ...
 
     def state(self, seq: int | None = None) -> State: ...
-    def can_restore(self, state: State, seq: int | None = None) -> bool: ...
+    def can_restore(self, state: State, seq: int | None = None) -> bool:
+        """Error if the state is damaged."""
+
     def restore(self, state: State, seq: int | None = None) -> Any:
         """What the caller needs to put the tensors' rows back; None, and nothing changed, if they do not fit.
 
@@ -81,12 +83,15 @@ class Memory:
     def __init__(self, stores: Sequence[Store], n_seq_max: int, n_ubatch: int):
         self.stores, self.n_seq_max, self.n_ubatch = list(stores), n_seq_max, n_ubatch
         self._cuts = self._splitters()
+        self._open = self._done = False         # a step is, and `commit` has begun to close it
         self.mirrors: list[Callable[[int, int, int, int], object]] = []
 
     # one step: prepare the batch, then for each step apply, run, commit or rollback
 
     def prepare(self, batch: Ubatch) -> list[Step]:
         """Cut a checked batch and find a place for all of it in every store; else ContextFull, and nothing changed."""
+        if self._open:          # an interrupt came while the step before was closed
+            self.rollback()
         for cut in self._cuts:
             ubatches = list(cut(batch, self.n_ubatch))
             plans = [store.prepare(ubatches) for store in self.stores]
@@ -103,6 +108,7 @@ class Memory:
 
     def apply(self, step: Step) -> None:
         """Open a step: the only call of a step that changes memory."""
+        self._open = True
         try:
             for store, slots in zip(self.stores, step.slots):
                 store.apply(step.ubatch, slots)
@@ -111,13 +117,19 @@ class Memory:
             raise
 
     def commit(self) -> None:
-        for store in self.stores:
-            store.commit()
+        """Close the step: its tokens stay, in every store, also where an interrupt comes between two of them."""
+        self._done = True
+        self.rollback()
 
     def rollback(self) -> None:
-        """Close a step as if it had not been; without an open step nothing happens."""
+        """Close a step as if it had not been, or bring a `commit` that was interrupted to its end; without an open step nothing
+        happens."""
         for store in self.stores:
-            store.rollback()
+            if self._done:
+                store.commit()
+            else:
+                store.rollback()
+        self._open = self._done = False
 
     # operations on sequences, on all stores or on none
 
@@ -186,6 +198,7 @@ class Memory:
     def clear(self) -> None:
         for store in self.stores:
             store.clear()
+        self._open = self._done = False
 
     # save and load
 
@@ -206,7 +219,18 @@ class Memory:
             raise Error(f"the saved state is of {len(states)} stores, this context has {len(self.stores)}")
         if not all(store.can_restore(state, seq) for store, state in zip(self.stores, states)):
             return None
-        return [store.restore(state, seq) for store, state in zip(self.stores, states)]
+        try:
+            return [store.restore(state, seq) for store, state in zip(self.stores, states)]
+        except BaseException:
+            self.forget(seq)
+            raise
+
+    def forget(self, seq: int | None = None) -> None:
+        """Take out one sequence, or all and what is still to be shifted or copied: of which not all stores know the same."""
+        if seq is None:
+            self.clear()
+        else:
+            self.seq_rm(seq)
 
     def check(self, *seqs: int) -> None:
         """BatchError unless there are these sequences."""

@@ -2,13 +2,13 @@
 
 In: ubatches and operations on sequences. Out: the cells that each token's K and V are written to, and which cells each
 token sees. `prepare` plans, `apply` opens a step and is the only call of a step that changes anything, `commit` or
-`rollback` closes it. It holds no tensors: what happens to K and V is told by `take_shift`, `take_copies` and the cells.
+`rollback` closes it. It holds no tensors: what happens to K and V is told by `shifts`, `take_copies` and the cells.
 """
 from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -266,22 +266,30 @@ class KVStore:
     def has_shift(self) -> bool:
         return any(c.has_shift for c in self.cells)
 
-    def take_shift(self) -> Array:
-        """int32 [n_stream, size]: by how many positions each cell's K is to be rotated. Clear afterwards."""
-        shift = np.stack([c.shift for c in self.cells])
+    def shifts(self) -> Array:
+        """int32 [n_stream, size]: by how many positions each cell's K is to be rotated, until `shifted` says that it is."""
+        return np.stack([c.shift for c in self.cells])
+
+    def shifted(self) -> None:
+        """All K is where `shifts` wanted it."""
         for c in self.cells:
             c.shift[:] = 0
             c.has_shift = False
-        return shift
+
+    def moving(self) -> list[int]:
+        """Sequences with cells whose K is to be rotated."""
+        return [c.seq0 + i for c in self.cells for i in np.flatnonzero(c.owner[:, c.shift != 0].any(1)).tolist()]
 
     @property
     def has_copies(self) -> bool:
         return bool(self._copies)
 
-    def take_copies(self) -> list[tuple[int, int]]:
-        """Streams (from, to) whose K and V are to be copied whole, in this order and before any shift. Taken."""
-        copies, self._copies = self._copies, []
-        return copies
+    def take_copies(self) -> Iterator[tuple[int, int]]:
+        """Streams (from, to) whose K and V are to be copied whole, in this order and before any shift. One is taken when the
+        next is asked for, so that a copy that was interrupted is made again."""
+        while self._copies:
+            yield self._copies[0]
+            del self._copies[0]
 
     # what a graph reads
 

@@ -7,6 +7,7 @@ last tokens before its state.
 """
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -52,11 +53,11 @@ class RecurrentStore:
 
     def prepare(self, ubatches: Sequence[Ubatch]) -> list[StateSlots]:
         """Rows for each ubatch, as if run one after the other. There are always enough."""
-        before, plan = list(self.marks), []
+        trial, plan = copy.copy(self), []
+        trial.marks = list(self.marks)
         for u in ubatches:
-            plan.append(self._find(u))
-            self._place(u, plan[-1])
-        self.marks = before
+            plan.append(trial._find(u))
+            trial._place(u, plan[-1])
         return plan
 
     def _find(self, u: Ubatch) -> StateSlots:
@@ -192,13 +193,18 @@ class RecurrentStore:
         return {"seq": columns[0], "pos": columns[1], "cell": columns[2], "tail": self.tails[columns[2]]}
 
     def can_restore(self, state: State, seq: int | None = None) -> bool:
-        return len({int(c) for c in state["cell"]}) <= self.n_rows - N_FIXED - len(self._others(seq))
+        self._check(state)
+        room = len({int(c) for c in state["cell"]}) <= self.n_rows - N_FIXED - len(self._others(seq))
+        last = self.n_seq_max if seq is None else 1
+        if room and ((state["seq"] < 0) | (state["seq"] >= last)).any():
+            raise Error(f"the saved state names sequences beyond this context's {last} (n_seq_max)")
+        return room
 
     def _others(self, seq: int | None) -> set[int]:
         return set() if seq is None else {m.row for s, marks in enumerate(self.marks) if s != seq for m in marks}
 
-    def restore(self, state: State, seq: int | None = None) -> npt.NDArray[np.int32] | None:
-        """Rows that the saved states go to; states that were shared stay shared."""
+    def _check(self, state: State) -> None:
+        """Error if the state is damaged, or of another model."""
         if not {"seq", "pos", "cell", "tail"} <= set(state) or len({len(a) for a in state.values()}) != 1:
             raise Error("the saved state is damaged: rows of recurrent layers are missing")
         if any(state[name].dtype != np.int32 for name in ("seq", "pos", "cell", "tail")) or not ((state["pos"] >= 0)
@@ -206,6 +212,9 @@ class RecurrentStore:
             raise Error("the saved state is damaged: it has a position out of range, or of another type")
         if state["tail"].shape[1:] != self.tails.shape[1:]:
             raise Error(f"the saved state is of another model: it keeps {state['tail'].shape[1:]} tokens of each row")
+
+    def restore(self, state: State, seq: int | None = None) -> npt.NDArray[np.int32] | None:
+        """Rows that the saved states go to; states that were shared stay shared."""
         if not self.can_restore(state, seq):
             return None
         used = self._others(seq)
@@ -214,8 +223,6 @@ class RecurrentStore:
         marks: dict[int, list[Mark]] = {}
         for s, pos, cell in zip(state["seq"].tolist(), state["pos"].tolist(), state["cell"].tolist()):
             marks.setdefault(s if seq is None else seq, []).append(Mark(pos, row_of[cell]))
-        if any(not 0 <= s < self.n_seq_max for s in marks):
-            raise Error(f"the saved state names sequences beyond this context's {self.n_seq_max} (n_seq_max)")
         for s in range(self.n_seq_max) if seq is None else [seq]:
             self.marks[s] = tuple(marks.get(s, ()))[-self.n_snapshots:]
         rows = np.array([row_of[c] for c in state["cell"].tolist()], np.int32)

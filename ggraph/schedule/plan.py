@@ -126,9 +126,10 @@ class Plan:
         """Take over the sizes of the next batch; True if anything changed."""
         if values == self.values:
             return False
+        begun, self.values = self.values is None, None          # None also where an interrupt comes before all of it is done
         for c in self.compiled:
             c.resize(values)
-        if self._visible_sizes.update(values):
+        if self._visible_sizes.update(values) or begun:
             rows = self._visible_sizes.numbers.reshape(-1, 9).tolist()
             self._places = {t: _place(t, row) for t, row in zip(self.seen, rows)}
             self._views.clear()
@@ -154,6 +155,11 @@ class Plan:
             compiled.run(n_threads, times)
             if part.watched is not None and see is not None:
                 see(self, part.watched)
+
+    def abort(self) -> None:
+        """Stop the run, and no other, soon."""
+        for compiled in self.compiled:
+            compiled.abort()
 
     def _copy_in(self, part: Split) -> None:
         for source, twin in part.copies:

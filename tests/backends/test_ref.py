@@ -57,7 +57,7 @@ def test_abort_stops_before_the_next_node_and_only_once() -> None:
 
     def stop(node: Tensor) -> None:
         seen.append(node.op)
-        REF.abort()
+        plan.abort()
     with pytest.raises(Aborted):
         plan.run(on_node=stop)
     assert seen == ["neg"]

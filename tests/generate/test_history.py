@@ -2,9 +2,7 @@
 from __future__ import annotations
 
 import random
-import sys
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +13,7 @@ from ggraph.errors import BatchError, ContextFull
 from ggraph.generate import LLM, History
 from ggraph.model import Model
 from tests import spec
+from tests.interrupts import interrupted
 
 TOKENS = [1, *random.Random(0).choices(range(5, 280), k=120)]
 
@@ -133,30 +132,6 @@ def test_two_sequences_in_one_batch(model: Model) -> None:
         close(ctx.logits[0], fresh(model, TOKENS[:20]))
         close(ctx.logits[1], fresh(model, TOKENS[50:65]))
         assert a.reuse(TOKENS[:10]) == 9 and agree(a) and agree(b)
-
-
-def interrupted(work: Callable[[], object], k: int) -> int:
-    """Run it, with Ctrl-C at the k-th line or call of ggraph; how many there were."""
-    n = 0
-
-    def trace(frame: FrameType, event: str, arg: object) -> Any:
-        nonlocal n
-        if "ggraph" not in frame.f_globals.get("__name__", ""):
-            return None
-        n += 1
-        if n == k:
-            raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        work()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.settrace(before)
-    return n
 
 
 def test_ctrl_c_anywhere_leaves_a_usable_history(llm: LLM) -> None:

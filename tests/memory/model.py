@@ -67,9 +67,10 @@ class Twin:
             for a, b in store.take_copies():
                 rows[b] = list(rows[a])
             if store.has_shift:
-                for stream, cell in np.argwhere((shift := store.take_shift()) != 0).tolist():
+                for stream, cell in np.argwhere((shift := store.shifts()) != 0).tolist():
                     rot, tag = rows[stream][cell]
                     rows[stream][cell] = (rot + int(shift[stream, cell]), tag)
+                store.shifted()
 
     def content(self, g: int, seq: int) -> list[Held]:
         """(position, tag) of a sequence's cells; K must be rotated to the position unless that is pending."""

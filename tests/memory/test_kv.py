@@ -348,8 +348,9 @@ def test_shift_is_what_k_must_be_rotated_by() -> None:
     memory.commit()
     assert store.seq_div(0, 2, -1, 2) and store.seq_add(0, 0, 2, 10) and not store.seq_div(0, -1, -1, 0)
     assert store.cells[0].pos.tolist() == [10, 11, 11, 11, 2, 2, -1, -1]
-    assert store.take_shift().tolist() == [[10, 10, 9, 8, -2, -3, 0, 0]]
-    assert not store.has_shift and not store.take_shift().any()
+    assert store.shifts().tolist() == [[10, 10, 9, 8, -2, -3, 0, 0]] and store.moving() == [0]
+    store.shifted()
+    assert not store.has_shift and not store.shifts().any() and not store.moving()
     assert store.seq_cp(0, 1, 10, 11)
     assert not store.seq_add(0, -1, -1, 1) and store.seq_add(0, 0, 10, -2)
     assert store.cells[0].order(0).tolist() == [4, 5, 0, 1, 2, 3] and store.cells[0].order(1).tolist() == [0]
