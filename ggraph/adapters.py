@@ -13,11 +13,10 @@ from types import TracebackType
 from typing import NamedTuple
 
 from . import env
-from .backend import HostBuffer
 from .errors import Error, ModelError, Single, expect, integer, numbers, wrong
 from .gguf import File, TensorInfo
-from .tensor import Tensor, leaf
-from .weights import Weights, trim
+from .tensor import Tensor
+from .weights import Weights, trim, weight_of
 
 TOKEN_EMBD = "token_embd.weight"        # of its pair A has a row per token, so that rows of it can be taken
 
@@ -61,7 +60,7 @@ class Adapter(Single):
             if not number or len(trim(info.ne)) != 1:
                 raise self._wrong(f"the tensor {name!r} {list(info.ne)}, which is no direction of a layer")
             if first <= int(number[1]) <= last:
-                self.directions[int(number[1])] = _leaf(info)
+                self.directions[int(number[1])] = weight_of(info)
         if not self.directions:
             raise self._wrong(f"no direction for layers {first} to {last}")
 
@@ -92,7 +91,7 @@ class Adapter(Single):
         rank = b.ne[0]
         if (a.ne[0] if base == TOKEN_EMBD else (*a.ne, 1)[1]) != rank:
             raise self._wrong(f"for {base!r} matrices {list(a.ne)} and {list(b.ne)} of different ranks")
-        return Pair(_leaf(a), _leaf(b), alpha / rank if alpha else 1.0)
+        return Pair(weight_of(a), weight_of(b), alpha / rank if alpha else 1.0)
 
     def _wrong(self, what: str) -> ModelError:
         return ModelError(f"{self.path.name} holds {what}")
@@ -167,12 +166,6 @@ def _layers(given: Sequence[int]) -> tuple[int, int]:
     if not 0 < first <= last:
         raise ModelError(f"layer_range is {first} to {last}; a control vector's layers are a range from 1 up")
     return first, last
-
-
-def _leaf(info: TensorInfo) -> Tensor:
-    tensor = leaf(info.type, info.ne, info.name)
-    tensor.buffer = HostBuffer(info.data)
-    return tensor
 
 
 def _changes(base: str, pair: Pair) -> tuple[int, ...]:

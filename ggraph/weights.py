@@ -11,10 +11,11 @@ from typing import Any
 from . import dtypes
 from .backend import HostBuffer
 from .errors import ModelError
-from .gguf import File
+from .gguf import File, TensorInfo
 from .hparams import HParams
 from .tensor import Tensor, leaf
 
+FLOATS = (dtypes.F32, dtypes.F16, dtypes.BF16)
 Need = bool | None                  # True: required, None: taken if the file has it, False: not declared
 
 
@@ -166,6 +167,15 @@ class Group:
         self("ffn_down_exps", n, m, e, bias=bias)
 
 
+def weight_of(info: TensorInfo) -> Tensor:
+    """A tensor of a file over its mapped bytes; `ModelError` for a type that nothing can be multiplied with."""
+    if not info.type.quantized and info.type not in FLOATS:
+        raise ModelError(f"tensor {info.name!r} is of type {info.type}; weights are of a quantized type, F32, F16 or BF16")
+    tensor = leaf(info.type, info.ne, info.name)
+    tensor.buffer = HostBuffer(info.data)
+    return tensor
+
+
 class Weights(Group):
     """The whole table: top-level entries are attributes, the entries of layer `il` are in `blk[il]`."""
 
@@ -255,9 +265,7 @@ class Weights(Group):
 
     def _tensor(self, name: str) -> Tensor:
         if name not in self.leaves:
-            info = self.file.tensors[name]
-            self.leaves[name] = tensor = leaf(info.type, info.ne, name)
-            tensor.buffer = HostBuffer(info.data)
+            self.leaves[name] = weight_of(self.file.tensors[name])
         return self.leaves[name]
 
     def leftovers(self) -> list[str]:

@@ -7,13 +7,16 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ggraph
-from ggraph import Batch, Context, Model
-from tests import tiny
+from ggraph import Batch, Context, Model, dtypes
+from ggraph.errors import ModelError
+from tests import spec, tiny
 
 WORDS = [b"\xff\xff\xff\x7f", b"\0\0\0\0", b"\xff\xff\xff\xff", b"\0\0\x80\x7f", b"\0\0\xc0\x7f", b"\xff" * 8, bytes(8),
          (1 << 63).to_bytes(8, "little"), (1 << 31).to_bytes(8, "little"), (10**6).to_bytes(8, "little")]
@@ -104,3 +107,21 @@ def test_rotation_of_nothing_is_told(files: dict[str, Path]) -> None:
             key = f"{model.hparams.arch}.{key}"
         with pytest.raises(ggraph.ModelError), Model(files["hybrid"], backend="ref", kv_overrides={key: value}) as model:
             Context(model, n_ctx=256)
+
+
+@pytest.mark.parametrize("kind", ["I8", "I16", "I32", "I64", "F64"])
+@pytest.mark.parametrize("name", ["token_embd.weight", "blk.0.attn_q.weight", "blk.0.ffn_norm.weight"])
+def test_weights_of_types_that_are_none(tmp_path: Path, name: str, kind: str) -> None:
+    s = tiny.tiny()
+    w = gguf.GGUFWriter(tmp_path / "m.gguf", s["arch"])
+    for key, what, value in s["kv"]:
+        what, _, inner = what.partition(":")
+        w.add_key_value(key, value, spec.VALUE[what], sub_type=spec.VALUE[inner] if inner else None)
+    for n, shape, _ in s["tensors"]:
+        w.add_tensor(n, spec.weights(n, shape).astype(dtypes.TYPES[kind].np if n == name else np.float32))
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    with pytest.raises(ModelError, match=f"tensor '{name}' is of type {kind}; weights are of"):
+        Model(tmp_path / "m.gguf")
