@@ -93,5 +93,6 @@ def _check_rows(memory: LayerMemory, source: str, arrays: Arrays, states: list[A
     for i, (group, state) in enumerate(zip(memory.groups, states)):
         for t in group.tensors():
             data = arrays.get(f"{i}.{t.name}")
-            if "cell" not in state or data is None or data.dtype != np.uint8 or data.shape != (len(state["cell"]), t.nb[1]):
+            n = state["cell"].shape if "cell" in state else ()
+            if len(n) != 1 or data is None or data.dtype != np.uint8 or data.shape != (*n, t.nb[1]):
                 raise Error(f"{source} is damaged: rows of {t.name} are missing or of the wrong size")

@@ -159,10 +159,13 @@ def test_a_state_whose_last_part_is_damaged_changes_nothing(models: dict[str, Mo
         begin(ctx)
         state = ctx.state_get()
         feed(ctx, [(1, 0), (1, 1)])
-        for name, bad in (("1.seq", 7), ("1.seq", -1), ("1.pos", -1)):
-            with pytest.raises(Error):
+        for name, bad in (("1.seq", 7), ("1.seq", -1), ("1.pos", -1), ("1.pos", PROMPT), ("0.pos", 3)):
+            with pytest.raises(Error, match="saved state"):
                 ctx.state_set(state | {name: np.full_like(state[name], bad)})
             assert {store.seq_pos_max(s) for store in ctx.memory.stores for s in range(N_SEQ)} == {PROMPT}
+        for name in state:
+            with pytest.raises(Error):
+                ctx.state_set(state | {name: np.array(3, state[name].dtype)})
 
 
 def test_sizes_that_were_taken_over_in_part_count_as_none(models: dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from ..batch import Splitter, Ubatch, split_equal, split_simple
 from ..errors import BatchError, ContextFull, Error, integer, integers
-from .state import State
+from .state import State, ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +219,8 @@ class Memory:
             raise Error(f"the saved state is of {len(states)} stores, this context has {len(self.stores)}")
         if not all(store.can_restore(state, seq) for store, state in zip(self.stores, states)):
             return None
+        if any(ends(state) != ends(states[0]) for state in states[1:]):
+            raise Error("the saved state is damaged: its layers end at different positions")
         try:
             return [store.restore(state, seq) for store, state in zip(self.stores, states)]
         except BaseException:

@@ -205,13 +205,17 @@ class RecurrentStore:
 
     def _check(self, state: State) -> None:
         """Error if the state is damaged, or of another model."""
-        if not {"seq", "pos", "cell", "tail"} <= set(state) or len({len(a) for a in state.values()}) != 1:
+        if not {"seq", "pos", "cell", "tail"} <= set(state):
             raise Error("the saved state is damaged: rows of recurrent layers are missing")
-        if any(state[name].dtype != np.int32 for name in ("seq", "pos", "cell", "tail")) or not ((state["pos"] >= 0)
-                                                                                                 & (state["pos"] < END)).all():
-            raise Error("the saved state is damaged: it has a position out of range, or of another type")
-        if state["tail"].shape[1:] != self.tails.shape[1:]:
-            raise Error(f"the saved state is of another model: it keeps {state['tail'].shape[1:]} tokens of each row")
+        seq, pos, cell, tail = (state[name] for name in ("seq", "pos", "cell", "tail"))
+        if any(a.dtype != np.int32 for a in (seq, pos, cell, tail)):
+            raise Error("the saved state is damaged: the types of its rows are not int32")
+        if seq.ndim != 1 or not seq.shape == pos.shape == cell.shape == tail.shape[:1]:
+            raise Error(f"the saved state is damaged: its shapes are {seq.shape}, {pos.shape}, {cell.shape}, {tail.shape}")
+        if tail.shape[1:] != self.tails.shape[1:]:
+            raise Error(f"the saved state is of another model: it keeps {tail.shape[1:]} tokens of each row")
+        if (pos < 0).any() or (pos >= END).any():
+            raise Error("the saved state is damaged: it has a position out of range")
 
     def restore(self, state: State, seq: int | None = None) -> npt.NDArray[np.int32] | None:
         """Rows that the saved states go to; states that were shared stay shared."""

@@ -42,6 +42,13 @@ def save(streams: Sequence[Cells], seq: int | None) -> State:
             "owner": owner, "lost": _lost([line for c in streams for line in c.lines])}
 
 
+def ends(state: State) -> dict[int, int]:
+    """The last position of each sequence, of cells or of rows."""
+    if "owner" in state:
+        return {s: int(state["pos"][own].max()) for s, own in enumerate(state["owner"]) if own.any()}
+    return dict(zip(state["seq"].tolist(), state["pos"].tolist()))
+
+
 def _lost(lines: Sequence[Line]) -> Array:
     return np.array([(s, a, b) for s, line in enumerate(lines) for a, b in line.lost], np.int32).reshape(-1, 3)
 
@@ -95,7 +102,7 @@ def _checked(state: State) -> tuple[Array, Owner, Array]:
         raise Error(f"the saved state lacks {e}") from None
     if not (pos.dtype == lost.dtype == np.int32 and owner.dtype == np.bool_):
         raise Error(f"the saved state is damaged: its types are {pos.dtype}, {owner.dtype}, {lost.dtype}")
-    if pos.ndim != 1 or owner.ndim != 2 or owner.shape[1] != len(pos) or lost.shape != (len(lost), 3):
+    if pos.ndim != 1 or owner.ndim != 2 or owner.shape[1] != len(pos) or lost.ndim != 2 or lost.shape[1] != 3:
         raise Error(f"the saved state is damaged: its shapes are {pos.shape}, {owner.shape}, {lost.shape}")
     if (pos < 0).any() or (pos == END).any() or not owner.any(0).all():
         raise Error("the saved state is damaged: it has a position out of range, or one of no sequence")
