@@ -34,7 +34,7 @@ from .ops import MROPE
 from .perf import Perf
 from .schedule.alloc import Arena
 from .schedule.plan import Plan, PlanCache
-from .shift import shift_graph
+from .shift import settle, shift_graph
 from .state import collect, load, put, save
 from .tensor import Tensor
 from .turn import Turn
@@ -100,14 +100,16 @@ class Context(Single):
         self._followers: list[Follower] = []
         self._drawing: Drawing | None = None
         self._encoder: Context | None = None
-        try:
-            self._take_adapters(adapters, progress)
-            while full := self._open():
-                model.retreat(full, progress)
-        except BaseException:
-            self._release()
-            raise
-        model.contexts.add(self)
+        with self._alone.lock:                  # a close of the Model waits
+            model.enter(self)
+            try:
+                self._take_adapters(adapters, progress)
+                while full := self._open():
+                    model.retreat(full, progress)
+            except BaseException:
+                model.leave(self)
+                self._release()
+                raise
         self.perf.load_ms = 1e3 * (time.perf_counter() - start)
         debug.opened([b.name for b in self.backends], self.bytes)
 
@@ -263,30 +265,11 @@ class Context(Single):
         return self.cparams.n_threads if step.ubatch.n_tokens == 1 else self.cparams.n_threads_batch
 
     def _settle(self) -> None:
-        """Let K and V follow what sequence operations left to do: copies of streams, then rotations."""
-        for g in self.memory.kv:
-            for src, dst in g.store.take_copies():
-                g.copy_stream(src, dst)
-            if g.store.has_shift:
-                self._shift(g)
+        settle(self.memory, self.hparams, self._shift_plan, self.cparams.n_threads_batch)
 
-    def _shift(self, group: KVCache) -> None:
-        if not any(map(self.hparams.has_rope, group.k)):
-            group.store.shifted()
-            return
+    def _shift_plan(self, group: KVCache) -> Plan:
         key = ("shift", group.index)
-        plan = self.plans.get(key)
-        if plan is None:
-            plan = self.plans.put(key, self.plan(shift_graph(self._builder(), group)))
-        plan.resize({})
-        plan.fill(group.store.shifts())
-        try:
-            plan.run(self.cparams.n_threads_batch)
-            group.store.shifted()
-        except BaseException:           # nobody knows which K was rotated
-            for seq in group.store.moving():
-                self.memory.forget(seq)
-            raise
+        return self.plans.get(key) or self.plans.put(key, self.plan(shift_graph(self._builder(), group)))
 
     # --- plans
 

@@ -134,6 +134,17 @@ class Model(Single):
                 self.placement = placement.load(self.weights.leaves, self.hparams.n_layer, self.wish, need, progress)
             return self.placement
 
+    def enter(self, ctx: Any) -> None:
+        """A Context that stands on this model from now on, and is about to take memory."""
+        with self._lock:
+            self.check_open()
+            self.contexts.add(ctx)
+
+    def leave(self, ctx: Any) -> None:
+        """A Context that could not be opened."""
+        with self._lock:
+            self.contexts.discard(ctx)
+
     def check_open(self) -> None:
         """ModelError if this model was closed."""
         if self.closed:
@@ -144,7 +155,7 @@ class Model(Single):
         was asked for, or another Context stands on them."""
         with self._lock:
             assert self.placement is not None
-            self.placement.fixed = self.placement.fixed or bool(self.contexts)
+            self.placement.fixed = self.placement.fixed or len(self.contexts) > 1
             placement.fewer(self.placement, self.weights.leaves, self.hparams.n_layer, self.wish, why, progress)
 
     @property
@@ -182,8 +193,9 @@ class Model(Single):
         """Close the Contexts of this model, free what the backends hold and unmap the file. Error where a hook asks for it."""
         with self._lock:
             self.closed = True
+            contexts = list(self.contexts)
         try:
-            for ctx in list(self.contexts):
+            for ctx in contexts:
                 ctx.close()
         except Error:
             self.closed = False

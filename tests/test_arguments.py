@@ -187,7 +187,8 @@ CALLS: dict[str, Row] = {
 }
 # Not called from outside: by whom instead; records, which nobody makes but the one who hands them out.
 INSIDE = {
-    "Adapter.check": "Context", "Model.place": "Context", "Model.retreat": "Context",
+    "Adapter.check": "Context", "Model.place": "Context", "Model.enter": "Context", "Model.leave": "Context",
+    "Model.retreat": "Context",
     "Context.draw": "Generation", "Hook.accepts": "Context", "ModelDraft.check": "Generation",
     "ModelDraft.propose": "Generation", "ModelDraft.branches": "Generation", "ModelGuesser.propose": "Engine",
     "EachAlone.propose": "Engine", "FirstOf.propose": "Engine", "MtpDraft.propose": "Generation", "MtpDraft.branches": "Generation",
@@ -197,7 +198,7 @@ INSIDE = {
     "Grammar.as_read": "Grammar.json_schema",
     "Request.tell": "Engine", "Request.check": "Engine", "Memory": "Context", "Memory.prepare": "Context",
     "Memory.apply": "Context",
-    "Memory.restore": "Context.state_set", "Done": "", "Failed": "", "Finding": "",
+    "Memory.restore": "Context.state_set", "Memory.forget": "Context.state_set", "Done": "", "Failed": "", "Finding": "",
     "Observed": "", "Observed.nbytes": "", "Observed.traffic": "",
     "Piece": "", "Progress": "", "Times": "", "TokenLogprob": "", "LLM, its context": ""}
 

@@ -208,6 +208,26 @@ def test_abort_stops_its_own_context_alone(models: dict[str, Model], monkeypatch
         np.testing.assert_array_equal(feed(ctx, [(9, 0)]), want)
 
 
+def test_a_model_that_is_closed_while_a_context_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits, and then the Context is closed as well."""
+    model = Model(spec.write(spec.specs()["llama-dense"], tmp_path / "m.gguf"), backend="cpu")
+    real, close = Context._open, threading.Thread(target=model.close)
+
+    def opened(ctx: Context) -> str:
+        close.start()
+        close.join(0.2)
+        assert close.is_alive()
+        return real(ctx)
+    monkeypatch.setattr(Context, "_open", opened)
+    ctx = Context(model, **OPTIONS)
+    close.join(10)
+    assert not close.is_alive() and not ctx.plans.plans
+    with pytest.raises(Error, match="this Context is closed"):
+        feed(ctx, [(1, 0)])
+    with pytest.raises(Error, match="is closed"):
+        Context(model, **OPTIONS)
+
+
 def test_threads_that_open_contexts_of_a_new_model_at_once(tmp_path: Path, models: dict[str, Model]) -> None:
     """Each waits until all weights are packed, whoever packs them."""
     with Context(models["llama-dense"], **OPTIONS) as ctx:
