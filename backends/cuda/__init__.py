@@ -50,6 +50,7 @@ class Cuda:
         self.packs: list[Buffer] = []
         self.shared: dict[str, list[Buffer]] = {}   # memory that plans use while they run, by purpose; the last is the largest
         self.turn = threading.Lock()                # of plans: their launches stand together on the stream
+        self.packing = threading.RLock()            # several threads may open Contexts of one model
         self.reported: set[str] = set()
         for module in pkgutil.iter_modules(__path__):
             if module.name.startswith(("ops_", "fuse_")):
@@ -84,18 +85,20 @@ class Cuda:
         return False
 
     def pack(self, weights: Sequence[Tensor], progress: Progress | None = None) -> None:
-        """All that are new in one piece: a device rounds each of its pieces up, to megabytes."""
-        new = [t for t in weights if t not in self.weights and not isinstance(t.buffer, Buffer)]
-        if not new:
-            return
-        piece, offset = self.alloc(self.weight_bytes(new)), 0
-        self.packs.append(piece)
-        for i, weight in enumerate(new):
-            self.weights[weight] = Buffer(piece.address + offset, int(weight.nbytes))
-            self.upload(piece, offset, weight.buffer.data[weight.offset:weight.offset + int(weight.nbytes)])
-            offset += self.weight_bytes([weight])
-            if progress:
-                progress("weights", i + 1, len(new))
+        """All that are new in one piece: a device rounds each of its pieces up, to megabytes. They count as there once all are."""
+        with self.packing:
+            new = [t for t in weights if t not in self.weights and not isinstance(t.buffer, Buffer)]
+            if not new:
+                return
+            piece, offset, placed = self.alloc(self.weight_bytes(new)), 0, {}
+            self.packs.append(piece)
+            for i, weight in enumerate(new):
+                placed[weight] = Buffer(piece.address + offset, int(weight.nbytes))
+                self.upload(piece, offset, weight.buffer.data[weight.offset:weight.offset + int(weight.nbytes)])
+                offset += self.weight_bytes([weight])
+                if progress:
+                    progress("weights", i + 1, len(new))
+            self.weights |= placed
 
     def weight_bytes(self, weights: Iterable[Tensor]) -> int:
         return sum(-(-int(t.nbytes) // ALIGN) * ALIGN for t in weights)
@@ -109,10 +112,11 @@ class Cuda:
     def share(self, purpose: str, nbytes: int) -> int:
         """The address of so much memory, zeroed at first, that plans use while they run: one runs at a time, so all share it. It
         stays where it is, since recorded launches know it."""
-        areas = self.shared.setdefault(purpose, [Buffer(0, 0)])
-        if nbytes > areas[-1].nbytes:
-            areas.append(self.alloc(nbytes))
-        return areas[-1].address
+        with self.packing:
+            areas = self.shared.setdefault(purpose, [Buffer(0, 0)])
+            if nbytes > areas[-1].nbytes:
+                areas.append(self.alloc(nbytes))
+            return areas[-1].address
 
     def needs(self, splits: Sequence[tuple[Sequence[Tensor], Collection[Tensor]]]) -> int:
         emitted = [self.lower(nodes, keep) for nodes, keep in splits]

@@ -16,7 +16,7 @@ from ggraph.backends.cuda import Cuda
 from ggraph.backends.cuda.emulator import Emulator
 from ggraph.errors import BackendError
 from ggraph.placement import parse_device
-from tests import spec
+from tests import adapters, spec
 
 N_LAYER = 2
 
@@ -171,3 +171,27 @@ def test_what_the_device_lacks_runs_on_the_cpu_and_is_told_once(path: Path, mach
     monkeypatch.setattr(cuda, "can", lambda node, max_shared: node.op != "rms_norm")
     assert close(logits(path)[0], expected)
     assert capsys.readouterr().err.count("cuda has no kernel for rms_norm of F32: it runs on the CPU") == 1
+
+
+def test_an_adapter_whose_upload_is_interrupted_is_uploaded_again(path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch,
+                                                                  tmp_path: Path) -> None:
+    shape = next(ne for name, ne, _ in spec.specs()["llama-dense"]["tensors"] if name == "blk.1.attn_output.weight")
+    pairs = {"blk.1.attn_output.weight": adapters.pair("blk.1.attn_output.weight", shape, 4)}
+    lora = ggraph.Adapter(adapters.write_lora(tmp_path / "l.gguf", "llama", pairs, 8.0))
+    real, found = Cuda.upload, list[np.ndarray]()
+
+    def upload(*args: Any) -> None:
+        monkeypatch.setattr(Cuda, "upload", real)
+        raise KeyboardInterrupt
+    for interrupted in (False, True):
+        with ggraph.Model(path) as model, ggraph.Context(model, n_ctx=256, n_batch=16) as ctx:
+            if interrupted:
+                monkeypatch.setattr(Cuda, "upload", upload)
+                with pytest.raises(KeyboardInterrupt):
+                    ctx.set_adapters([(lora, 1.0)])
+            ctx.set_adapters([(lora, 1.0)])
+            batch = ggraph.Batch()
+            batch.add(5, 0, 0, output=True)
+            ctx.process("decode", batch)
+            found.append(np.array(ctx.logits))
+    np.testing.assert_array_equal(found[0], found[1])
