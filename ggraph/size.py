@@ -166,16 +166,18 @@ class Sizes:
 
     def update(self, values: Mapping[str, int]) -> bool:
         """Take over the present value of every variable; whether that changed a number."""
-        changed = False
-        if not self.products:
-            self.numbers[:], self.products, changed = self.constants, [0] * len(self.columns), True
+        products, self.products = self.products, []     # none while numbers change: whom Ctrl-C stops here begins anew
+        changed = not products
+        if changed:
+            self.numbers[:], products = self.constants, [0] * len(self.columns)
         for i, (monomial, rows, coefficients) in enumerate(self.columns):
             product = 1
             for name in monomial:
                 product *= values[name]
-            if product != self.products[i]:
-                self.numbers[rows] += coefficients * (product - self.products[i])
-                self.products[i], changed = product, True
+            if product != products[i]:
+                self.numbers[rows] += coefficients * (product - products[i])
+                products[i], changed = product, True
+        self.products = products
         return changed
 
     def repeat(self, start: int, stop: int, more: np.ndarray) -> None:

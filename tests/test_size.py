@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggraph.size import Size, Sizes, terms_of
+from tests.interrupts import interrupted
 
 N, M = Size.variable("n", 12), Size.variable("m", 5)
 Step = Callable[[Any, Any, Any], Any]
@@ -69,3 +70,15 @@ def test_many_numbers_at_once() -> None:
     assert Sizes([]).set({}).tolist() == []
     with pytest.raises(KeyError):
         Sizes([N]).set({"m": 1})
+
+
+def test_ctrl_c_at_any_line_leaves_no_half_of_the_sizes() -> None:
+    n, m = Size.variable("n", 4), Size.variable("m", 3)
+    numbers = [n, 2 * n + 1, n * m, m + 7, 5]
+    first, second, last = ({"n": n, "m": m} for n, m in ((2, 3), (1, 1), (3, 2)))
+    total = interrupted(lambda: Sizes(numbers).set(first), -1) + 40
+    for k in range(1, total):
+        sizes = Sizes(numbers)
+        sizes.set(first)
+        interrupted(lambda sizes=sizes: sizes.set(second), k)       # type: ignore[misc]
+        assert sizes.set(last).tolist() == [3, 7, 6, 9, 5], f"Ctrl-C at line {k}"
