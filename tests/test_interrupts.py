@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -235,21 +236,13 @@ def test_threads_that_open_contexts_of_a_new_model_at_once(tmp_path: Path, model
     path = spec.write(spec.specs()["llama-dense"], tmp_path / "m.gguf")
     for _ in range(3):
         with Model(path, backend="cpu") as model:
-            found, errors, start = list[np.ndarray](), list[BaseException](), threading.Barrier(4)
+            start = threading.Barrier(4)
 
-            def work(model: Model = model, start: threading.Barrier = start, found: list[np.ndarray] = found,
-                     errors: list[BaseException] = errors) -> None:
-                try:
-                    start.wait(10)
-                    with Context(model, **OPTIONS) as ctx:
-                        found.append(feed(ctx, [(9, 0)]))
-                except BaseException as e:
-                    errors.append(e)
-            threads = [threading.Thread(target=work) for _ in range(4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert not errors and len(found) == 4
+            def first(_: int, model: Model = model, start: threading.Barrier = start) -> np.ndarray:
+                start.wait(10)
+                with Context(model, **OPTIONS) as ctx:
+                    return feed(ctx, [(9, 0)])
+            with ThreadPoolExecutor(4) as threads:
+                found = list(threads.map(first, range(4)))
             for logits in found:
                 np.testing.assert_array_equal(logits, want)

@@ -8,10 +8,10 @@ import pickle
 import signal
 import subprocess
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -111,20 +111,11 @@ def test_what_is_only_data_can_be_sent_to_another_process(llm: LLM) -> None:
 
 
 def test_contexts_of_one_model_in_several_threads(llm: LLM) -> None:
-    want, found, errors = text(llm), list[str](), list[BaseException]()
-
-    def work() -> None:
-        try:
-            with LLM(llm.model, n_ctx=256) as own:
-                found.extend(text(own) for _ in range(4))
-        except BaseException as e:
-            errors.append(e)
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors and found == [want] * 12
+    def texts(_: int) -> list[str]:
+        with LLM(llm.model, n_ctx=256) as own:
+            return [text(own) for _ in range(4)]
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(texts, range(3))) == [[text(llm)] * 4] * 3
 
 
 def child(work: Callable[[], object]) -> int:
